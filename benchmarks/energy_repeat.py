@@ -3,9 +3,10 @@
     python benchmarks/energy_repeat.py [--windows 5] [--seconds 1] [--plateaus 0.2 0.4 0.6 1.2]
 
 On the first CUDA device, or else the CPU: three loads (a large matrix product, a copy, many small kernels), each
-measured in so many windows one after the other. A line for each: mean power, energy of a call, the standard deviation
-of the windows and their spread (largest minus smallest), both over the mean, the largest difference between counter and
-integral, the counter's tick, and the longest that the meter took to answer. Without a meter it says why there is none.
+measured so many times one after the other. A line for each: mean power, energy of a call, the standard deviation of
+the measurements and their spread (largest minus smallest), both over the mean, the mean half-width of their intervals,
+how many of their pairs have intervals that do not overlap, the largest difference between counter and integral, the
+counter's tick, and the longest that the meter took to answer. Without a meter it says why there is none.
 
 With `--plateaus` instead: how long calls have to go on before a window begins, where the device has worked on the same
 calls for a second just before, as it has when a point has been timed. Half a second of pause, a second of calls, the
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -67,16 +69,27 @@ def value(energy: Energy, name: str) -> float:
     return float("nan") if found is None else found
 
 
+def apart(windows: Sequence[Energy]) -> tuple[float, str]:
+    """The mean relative half-width of the energies' intervals, and the pairs of them that do not overlap."""
+    found = [next(each for each in energy.metrics if each.name == "energy/per_call_joules") for energy in windows]
+    ends = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
+    pairs = list(combinations(ends, 2))
+    disjoint = sum(one[1] < other[0] or other[1] < one[0] for one, other in pairs)
+    widths = [(high - low) / (high + low) for low, high in ends]
+    return float(np.mean(widths)) if widths else float("nan"), f"{disjoint}/{len(pairs)}"
+
+
 def report(name: str, windows: Sequence[Energy]) -> None:
     """A line of the table."""
-    joules, watts, apart, seconds = (
+    joules, watts, difference, seconds = (
         np.array([value(each, figure) for each in windows])
         for figure in ("per_call_joules", "power_mean_watts", "integral_difference", "window_seconds")
     )
     meter = windows[-1].facts["meters"][0]
     spread, deviation = (joules.max() - joules.min()) / joules.mean(), joules.std(ddof=1) / joules.mean()
     told = f"{watts.mean():9.1f} {joules.mean():12.6g} {deviation:8.2%} {spread:8.2%}"
-    told += f" {abs(apart).max():8.2%} {seconds.mean():8.3f}"
+    half_width, disjoint = apart(windows)
+    told += f" {half_width:8.2%} {disjoint:>8} {abs(difference).max():8.2%} {seconds.mean():8.3f}"
     tick, query = meter["tick_seconds"] or float("nan"), meter["query_seconds"]
     print(f"{name:<18} {told} {tick * 1e3:8.1f} {query * 1e3:8.2f}", flush=True)
     for code in dict.fromkeys(doubt.code for each in windows for doubt in each.doubts):
@@ -137,7 +150,7 @@ def main() -> None:
         if settings.plateaus:
             by_plateau(device, found, settings)
             return
-        titles = ("dev.", "spread", "apart", "window s", "tick ms", "query ms")
+        titles = ("dev.", "spread", "±", "disjoint", "apart", "window s", "tick ms", "query ms")
         print(f"{'load':<18} {'W':>9} {'J/call':>12} {' '.join(f'{title:>8}' for title in titles)}")
         for name, call in loads(device.identifier).items():
             call()

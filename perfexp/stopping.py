@@ -65,13 +65,13 @@ class Monitor(Protocol):
 class StoppingRule(Protocol):
     """Settings of a rule; `begin` creates the monitor of one series.
 
-    A setting `processes` is the number of fresh processes that measure the times, unless the plan sets `replicate`.
-
     Attributes:
         settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
+        processes: number of fresh processes that measure the times, unless the plan sets `replicate`.
     """
 
     settling_seconds: float
+    processes: int
 
     def begin(
         self,

@@ -102,8 +102,8 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
 
 def test_a_point_of_several_processes_has_the_time_of_the_queue_and_that_of_the_graph():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=2e-6)
-    measuring = procedure(device, model={"launches": 10})
-    measuring.repeated = {KEY}
+    stopping = Fixed(warmup=2, measure=20, processes=2)
+    measuring = procedure(device, stopping, {"launches": 10}, anchors=[(KEY.input_size, KEY.batch_size)])
     for replicate in range(2):
         point = measuring.measure(msgspec.structs.replace(KEY, replicate=replicate))
         assert point.facts["device_method"] == "queue"
@@ -118,7 +118,7 @@ def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
         raise Unsupported("it reads its numbers")
 
     device.capture = refuses
-    measuring = procedure(device, repeated={KEY})
+    measuring = procedure(device, Fixed(warmup=2, measure=20, processes=2))
     point = measuring.measure(KEY)
     assert (point.status, median(point)) == (Status.OK, pytest.approx(1e-3, rel=0.01))
     assert point.metric("device/graph_seconds").reason == "it reads its numbers"
@@ -248,7 +248,9 @@ def test_batches_that_come_in_bursts_are_judged_by_means():
     assert row([point]).samples_per_second.value == pytest.approx(100.0, rel=0.02)
     assert point.metric("energy/call_seconds").value == pytest.approx(10e-3, rel=0.03)
     assert point.metric("phases_over_whole").value == pytest.approx(1.0, abs=0.02)
-    assert codes(point) == ["data_left_out"]
+    assert codes(point) == ["data_left_out", "energy_pace"]
+    assert point.metric("energy/queued_call_seconds").value == pytest.approx(1e-3, rel=0.01)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.01)
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])
@@ -437,7 +439,8 @@ def test_the_energy_of_a_call_is_the_power_times_its_time():
 def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
     device = FakeDevice(enqueue_seconds=1e-6)
     energy, told = energy_of(device, None), {}
-    energy.measure = lambda call, **settings: told.update(settings)
+    report = energy.report
+    energy.report = lambda *figures, **settings: told.update(settings) or report(*figures, **settings)
     point = measure(device, energy=energy)
     assert told["clean"].value == pytest.approx(np.mean(point.find_series("throughput").measured))
 
@@ -458,7 +461,7 @@ def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cach
         def breaks(*_, **__):
             raise RuntimeError("broken")
 
-        energy.measure = energy.idle = breaks
+        energy.plateau = energy.idle = breaks
     measuring = procedure(device, energy=energy, cache=cache)
     measuring.begin()
     point = measuring.measure(KEY)
@@ -472,8 +475,7 @@ def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cach
 def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_seconds, worked):
     device, told = FakeDevice(enqueue_seconds=1e-6), []
     energy = energy_of(device, None)
-    measure = energy.measure
-    energy.measure = lambda *args, **settings: told.append(settings["worked_seconds"]) or measure(*args, **settings)
+    energy.plateau = lambda call, worked_seconds: told.append(worked_seconds)
     measuring = procedure(device, energy=energy)
     whole, clock, rested = measuring._times.whole, itertools.count(1, 1000), []
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock) + sum(rested))
@@ -497,6 +499,65 @@ def test_idle_power_is_measured_before_the_first_point():
     began = device.now_ns()
     assert measuring.energy.idle().mean_watts.value == pytest.approx(70, rel=1e-3)
     assert device.now_ns() == began
+
+
+def host_bound(**settings):
+    """A call of 100 launches, 2 ms of the host's time and 1 ms of the device's, of 300 W."""
+    device = FakeDevice(enqueue_seconds=20e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    measuring = procedure(device, model={"launches": 100}, energy=energy_of(device, meter), **settings)
+    measuring.begin()
+    return measuring
+
+
+def test_where_the_host_limits_the_loop_the_energy_is_given_at_both_paces():
+    point = host_bound().measure(KEY)
+    assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
+    assert point.metric("energy/queued_call_seconds").value == pytest.approx(median(point), rel=0.01)
+    assert "energy_pace" in codes(point)
+    assert point.facts["energy"]["idle_after"]
+
+
+def test_where_the_device_limits_the_loop_there_is_one_energy():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    point = measure(device, energy=energy_of(device, meter))
+    assert point.metric("energy/queued_per_call_joules") is None
+    assert "energy_pace" not in codes(point)
+
+
+def test_the_pace_of_the_device_and_idle_power_afterwards_are_measured_at_anchors():
+    measuring = host_bound(anchors=[((50, 50), 1)])
+    point = measuring.measure(KEY)
+    assert point.metric("energy/queued_per_call_joules") is None
+    assert "idle_after" not in point.facts["energy"]
+    measuring.anchors = [(KEY.input_size, KEY.batch_size)]
+    point = measuring.measure(KEY)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
+    assert "idle_after" in point.facts["energy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"graph": True}, "a graph already"), ({"cache": Cache.rotate}, "cache=rotate"), ({}, "ValueError: broken")],
+)
+def test_a_pace_of_the_device_that_can_not_be_measured_has_its_reason(monkeypatch, settings, reason):
+    measuring = host_bound(**settings)
+    if not settings:
+
+        def broken(self, call):
+            raise ValueError("broken")
+
+        monkeypatch.setattr("perfexp.models.fake.FakeSession.capture", broken)
+    elif "graph" in settings:
+        measuring.device.enqueue_seconds = 2e-3  # a graph is one launch
+    point = measuring.measure(KEY)
+    assert point.status is Status.OK
+    queued = point.metric("energy/queued_per_call_joules")
+    assert queued.value is None
+    assert reason in queued.reason
+    assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
 
 
 ROW = Row(

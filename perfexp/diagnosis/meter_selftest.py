@@ -16,7 +16,7 @@ from perfexp.meters.watch import Rules, Watch
 from perfexp.records import units
 
 #: A self-test is short, and not a measurement.
-_RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, longest_windows=2.0, uncertainty=0.01)
+_RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, most_seconds=1.0, uncertainty=0.01)
 #: A slower query gives a warning.
 _SLOW_SECONDS = 0.01
 _NULL = "energy will be null, with this reason"

@@ -5,8 +5,8 @@ A point's measurements come in this order, so that none of them disturbs an earl
 1. the first call, which chooses kernels and is outside of all statistics;
 2. the times of the undisturbed call (`perfexp.measure.times`) and the peak of memory;
 3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
-4. further passes over the same call, each of which may fail on its own: energy, phases, probes, baselines, several
-   ranks, proof of the algorithm, device time as a CUDA graph, work.
+4. further passes over the same call, each of which may fail on its own: energy of the loop, phases, probes,
+   baselines, several ranks, proof of the algorithm, device time as a CUDA graph, energy of the device, work.
 
 Processes after the first repeat the times only.
 """
@@ -14,7 +14,6 @@ Processes after the first repeat the times only.
 from __future__ import annotations
 
 import math
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
-from perfexp.measure import baselines, graph_fallback, training, verdicts
+from perfexp.measure import baselines, energy_pass, graph_fallback, training, verdicts
 from perfexp.measure.times import Times
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
@@ -38,9 +37,9 @@ from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
-from perfexp.records.point_times import loop_interval
-from perfexp.records.record import Key, Metric, Point, Status, without_replicate
+from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
+from perfexp.sweep import Size
 from perfexp.work import Work
 
 #: Calls that the user's probes observe.
@@ -64,11 +63,12 @@ class Procedure:
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
         peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
         energy: measures the energy of calls (probes.energy), or None.
+        anchors: sizes and batch sizes that are measured in more ways: as a graph, and the energy at the pace of the
+            device; None for all.
         ceilings: highest rates that the device reached (probes.ceilings), or None.
         seed: seed of data and shuffling.
         group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
-        repeated: points that other processes measure as well, with the key that they have in the first one.
         progress: called with a status line between timed blocks.
     """
 
@@ -86,11 +86,11 @@ class Procedure:
     counts_work: bool = False
     peaks: Mapping[str, float | None] | None = field(default_factory=dict)
     energy: EnergyProcedure | None = None
+    anchors: Collection[tuple[Size, int]] | None = None
     ceilings: Mapping[str, float] | None = None
     seed: int = 0
     group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
-    repeated: Collection[Key] = ()
     progress: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Procedure:
         )
 
     def begin(self) -> None:
-        """Measure the idle power, once, before the first point: everything is loaded and nothing runs."""
+        """Measure the idle power before the first point: everything is loaded and nothing runs."""
         if self.energy is not None:
             self.progress("idle power")
             try:
@@ -177,9 +177,11 @@ class Procedure:
         Args:
             plain_call: the call before it was captured as a graph.
         """
+        epoch = self._steps_per_epoch(batches) if step.trains else None
+        parts = energy_pass.in_two_parts(self, self._times, point, step, batches, epoch)
+        next_part_of_energy = partial(next, parts, None)
         if self.energy is not None:
-            energy = partial(self._measure_energy, point, step, batches, self.energy)
-            self._run_optional(point, "energy/per_call_joules", energy, "joules", together=True)
+            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
         self._run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
         if len(step.segments) > 1:
             self._times.phases(point, step, on_device=on_device(batches))
@@ -191,6 +193,8 @@ class Procedure:
             self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
         self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
         self._add_graph_time(point, step, batches)
+        if self.energy is not None:
+            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
         if self.counts_work:  # last, because rates need every time
             self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
 
@@ -198,7 +202,12 @@ class Procedure:
         """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
         capture = self._capture(step, batches)
         method = point.facts.get("device_method")
-        if method == "queue" and without_replicate(point.key) in self.repeated and self._can_replay(batches):
+        if (
+            method == "queue"
+            and self.stopping.processes > 1
+            and self.is_anchor(point.key)
+            and self._can_replay(batches)
+        ):
             graphed_time = partial(self._times.add_graph_time, point, capture)
             self._run_optional(point, "device/graph_seconds", graphed_time, "seconds")
         if method != "none":
@@ -207,6 +216,10 @@ class Procedure:
             point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
             return
         graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
+
+    def is_anchor(self, key: Key) -> bool:
+        """Whether a point is measured in more ways than other points of a sweep."""
+        return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
     def _can_replay(self, batches: Batches) -> bool:
         """Whether a graph of the call would compute what the call does, in the same state of the caches."""
@@ -333,22 +346,6 @@ class Procedure:
         point.metrics.append(Metric(name="accuracy", value=correct / total if total else None, unit="1"))
         if point.key.phase == "train" and not self.data.held_out:
             point.doubts.append(diagnostics.make("accuracy_of_training_data"))
-
-    def _measure_energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
-        """Add the energy of a call, from a window of its own."""
-        if self.cache is Cache.flush:
-            raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
-        start = time.perf_counter_ns()
-        measured = energy.measure(
-            step.call,
-            images_per_call=point.key.batch_size * self.group.size,
-            trains=step.trains,
-            calls_per_epoch=self._steps_per_epoch(batches) if step.trains else None,
-            clean=loop_interval(point),
-            worked_seconds=self._times.worked_seconds(point),
-        )
-        measured.add_to(point)
-        self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
 
     def _run_probes(self, point: Point, step: Step) -> None:
         """Make a few calls that the user's probes observe."""

@@ -19,18 +19,27 @@ class PowerKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """Answer of a meter in the unit of the query; None with the reason, and how to fix it."""
+    """Answer of a meter, or a figure derived from answers; None with the reason, and how to fix it.
+
+    `half_width` is that of the 95 % interval, in the unit of the value; None without an interval.
+    """
 
     value: float | None
     reason: str = ""
+    half_width: float | None = None
 
 
 class Meter(Protocol):
-    """A counter of the energy of a board, a package or a part of one."""
+    """A counter of the energy of a board, a package or a part of one.
+
+    Attributes:
+        accuracy: largest relative error of its scale, by a source; None if no source is known.
+    """
 
     name: str
     covers: str
     power_kind: PowerKind
+    accuracy: float | None = None
 
     @property
     def tick_seconds(self) -> float | None:

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfexp.meters import Reading
-from perfexp.meters.track import Track, Window, difference
+from perfexp.meters.track import Track, Windows, difference
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 from perfexp.statistics.estimators import Interval, differ
 
-#: Counter and integral may differ by this fraction, or this multiple of the integral's uncertainty; beyond the last
-#: value of that tolerance, the integral cannot check the counter.
-_DISAGREEMENT, _SIGMAS, _BLIND = 0.03, 4.0, 0.1
 #: Tolerated uncertainty of the window's length, and tolerated change of a call's time.
 _COARSE, _PACE = 0.01, 0.03
 
@@ -31,12 +28,14 @@ class Part(NamedTuple):
 class Power:
     """The mean power of everything that is metered; `difference` is that of the integral from the counter, relative."""
 
-    def __init__(self, windows: Sequence[Window], tracks: Sequence[Track]) -> None:
+    def __init__(self, windows: Sequence[Windows], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
         self.parts = [_part(window, track) for window, track in zip(windows, tracks, strict=True)]
         self.mean_watts = total([part.watts for part in self.parts])
         self.counter_watts = total([window.counter_watts for window in windows])
         self.integral_watts = total([window.integral_watts for window in windows])
+        known = [accuracy for track in tracks if (accuracy := track.meter.accuracy) is not None]
+        self.accuracy = max(known) if len(known) == len(tracks) else None
         self.difference = difference(self.counter_watts, self.integral_watts)
         self.estimated = any(part.estimated for part in self.parts)
         of_meters = [doubt for track in tracks for doubt in (*track.meter.doubts(), *track.doubts)]
@@ -61,6 +60,8 @@ class Power:
                 "power_kind": track.meter.power_kind.value,
                 "window_seconds": each.seconds,
                 "window_uncertainty": each.uncertainty,
+                "edges": [round(edge - each.edges[0], 6) for edge in each.edges],
+                "window_watts": list(each.watts),
                 "counter_watts": each.counter_watts.value,
                 "integral_watts": each.integral_watts.value,
                 "difference": each.difference,
@@ -68,24 +69,23 @@ class Power:
                 "tick_seconds": track.tick_seconds,
                 "query_seconds": track.query_seconds,
                 "wraps": track.wraps,
-                "counter": _columns(track.readings, each.start_seconds, "joules"),
-                "power": _columns(track.powers, each.start_seconds, "watts"),
+                "counter": _columns(track.readings, each.edges[0], "joules"),
+                "power": _columns(track.powers, each.edges[0], "watts"),
             }
             for each, track in zip(self.windows, self._tracks, strict=True)
         ]
 
 
-def _part(window: Window, track: Track) -> Part:
+def _part(windows: Windows, track: Track) -> Part:
     doubts: list[Diagnostic] = []
-    counter, integral, name = window.counter_watts, window.integral_watts, track.meter.name
+    counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
         # the board has no counter, rather than a failed one
         return Part(integral, [diagnostics.make("meter_no_counter", meter=name)], estimated=True)
-    if (uncertainty := window.uncertainty) is not None and uncertainty > _COARSE:
-        doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=window.seconds))
-    apart = window.difference
-    tolerance = max(_DISAGREEMENT, _SIGMAS * (window.integral_uncertainty or 0.0))
-    if apart is not None and abs(apart) > tolerance and counter.value and integral.value:
+    if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
+        doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=windows.seconds))
+    seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
+    if windows.disagrees:
         doubts.append(
             diagnostics.make(
                 "meter_disagrees",
@@ -94,37 +94,75 @@ def _part(window: Window, track: Track) -> Part:
                 integral=integral.value,
                 difference=apart,
                 tolerance=tolerance,
+                seconds=seconds,
             )
         )
         counter = Reading(None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}")
-    elif apart is not None and tolerance > _BLIND:
-        doubts.append(diagnostics.make("meter_unchecked", meter=name, difference=apart, tolerance=tolerance))
+    elif windows.is_unchecked:
+        doubts.append(
+            diagnostics.make("meter_unchecked", meter=name, tolerance=tolerance, seconds=seconds, difference=apart)
+        )
     return Part(counter, doubts)
 
 
 def total(readings: Sequence[Reading]) -> Reading:
-    """The sum of all meters; None if one of them has no value."""
+    """The sum of all meters; None if one of them has no value.
+
+    Half-widths are added, since the boards of one loop fluctuate together.
+    """
     reasons = dict.fromkeys(reading.reason for reading in readings if reading.value is None)
     if reasons or not readings:
         return Reading(None, "; ".join(reasons))
-    return Reading(sum(reading.value or 0.0 for reading in readings))
+    half_widths = [reading.half_width for reading in readings if reading.half_width is not None]
+    half_width = sum(half_widths) if len(half_widths) == len(readings) else None
+    return Reading(sum(reading.value or 0.0 for reading in readings), half_width=half_width)
+
+
+def product(first: Reading, second: Reading) -> Reading:
+    """The product, or the reason why a factor is missing; its relative half-width is √(a² + b²) (delta method)."""
+    if first.value is None or second.value is None:
+        return Reading(None, first.reason if first.value is None else second.reason)
+    parts = [(first.half_width, second.value), (second.half_width, first.value)]
+    widths = [width * factor for width, factor in parts if width is not None]
+    return Reading(first.value * second.value, half_width=math.hypot(*widths) if widths else None)
+
+
+def above(watts: Reading, idle_watts: Reading) -> Reading:
+    """The power above the idle power; half-widths add up in quadrature."""
+    if watts.value is None or idle_watts.value is None:
+        return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
+    if watts.value <= idle_watts.value:
+        return Reading(None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W")
+    half_width = None if watts.half_width is None else math.hypot(watts.half_width, idle_watts.half_width or 0.0)
+    return Reading(watts.value - idle_watts.value, half_width=half_width)
+
+
+def midway(before: Reading, after: Reading) -> Reading:
+    """The mean of two measurements of one power, with half-widths in quadrature.
+
+    Where they differ by more than that (heat), the interval covers both of theirs.
+    """
+    if before.value is None or after.value is None:
+        return before if after.value is None else after
+    widths = (before.half_width or 0.0, after.half_width or 0.0)
+    apart, together = abs(after.value - before.value), math.hypot(*widths)
+    half_width = together / 2 if apart <= together else apart / 2 + max(widths)
+    return Reading((before.value + after.value) / 2, half_width=half_width)
 
 
 def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -> Metric:
     """A metric of the record; `estimated`: it is derived from another quantity than its name."""
-    missing = reading.value is None
-    reason = (reading.reason or "not measured") if missing else None
-    estimated = estimated and not missing
-    return Metric(name=f"energy/{name}", value=reading.value, unit=unit, reason=reason, estimated=estimated)
+    if reading.value is None:
+        return Metric(name=f"energy/{name}", value=None, unit=unit, reason=reading.reason or "not measured")
+    low, high = (None if reading.half_width is None else reading.value + side * reading.half_width for side in (-1, 1))
+    return Metric(name=f"energy/{name}", value=reading.value, unit=unit, estimated=estimated, low=low, high=high)
 
 
-def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Diagnostic]:
-    """A diagnostic where calls took another time during metering (`call_seconds`) than before (`clean`)."""
-    if not call_seconds or not clean or not differ(Interval(value=call_seconds, low=None, high=None), clean, _PACE):
-        return []
-    metered_ms, timed_ms = call_seconds * 1e3, clean.value * 1e3
-    difference = metered_ms / timed_ms - 1
-    return [diagnostics.make("energy_pace", metered_ms=metered_ms, timed_ms=timed_ms, difference=difference)]
+def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
+    """Whether calls took another time during metering (`call_seconds`) than when they were timed (`clean`)."""
+    if not call_seconds.value or clean is None:
+        return False
+    return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _PACE)
 
 
 def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:

@@ -81,9 +81,10 @@ class FakeMeter:
         gain: float = 1.0,
         power_kind: PowerKind = PowerKind.instantaneous,
         has_counter: bool = True,
+        accuracy: float | None = None,
         found_doubts: Sequence[Diagnostic] = (),
     ) -> None:
-        self.name, self.covers, self.power_kind = name, covers, power_kind
+        self.name, self.covers, self.power_kind, self.accuracy = name, covers, power_kind, accuracy
         self.tick_seconds = tick_seconds if tells_tick else None
         self.wrap_joules = wrap_joules if tells_wrap else None
         self.queries = 0

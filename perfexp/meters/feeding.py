@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from perfexp.meters.watch import Watch
+from perfexp.statistics.estimators import windows_half_width
 
 if TYPE_CHECKING:
     from perfexp.devices import Device, Event
@@ -37,7 +40,9 @@ class Feeder:
         self._call, self._device, self._sleep = call, device, sleep
         self._pending: deque[Mark] = deque()
         self._spare: list[Event] = []
-        self._calls = 0
+        self._calls, self._device_seconds = 0, 0.0
+        #: Host's time, calls and device's time at which the end of a block was seen.
+        self._log: list[tuple[float, int, float]] = []
         device.synchronize()
         self._passed = self.start = Mark(device.new_event(), 0)
         device.record(self._passed.event)
@@ -71,6 +76,20 @@ class Feeder:
         self._device.synchronize()
         return self._passed.calls - self.start.calls, taken
 
+    def half_width(self, edges: Sequence[float]) -> float | None:
+        """Return the half-width of the 95 % interval of a call's mean time over windows; None for too few calls.
+
+        Args:
+            edges: ends of the windows by the host's clock, seconds.
+        """
+        times, calls, seconds = (np.asarray(column) for column in zip(*self._log, strict=True))
+        at = np.searchsorted(times, edges)
+        at = at[at < len(times)]  # the last edge may be later than every end that was seen
+        counts, lengths = np.diff(calls[at]), np.diff(seconds[at])
+        if len(counts) < 2 or not counts.all():
+            return None
+        return windows_half_width((lengths / counts).tolist(), counts.tolist())
+
     def _now(self) -> float:
         return self._device.now_ns() * 1e-9
 
@@ -90,6 +109,8 @@ class Feeder:
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
             self._call_seconds = max(seconds / (self._passed.calls - before.calls), 1e-9)
+            self._device_seconds += seconds
+            self._log.append((self._now(), self._passed.calls, self._device_seconds))
             # the first event of the window is needed until its end
             if before is not self.start:
                 self._spare.append(before.event)

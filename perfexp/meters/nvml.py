@@ -15,13 +15,18 @@ _WRAP_JOULES = 2**64 * 1e-3
 #: Compute capability of GA100, the last chip with an instantaneous plain power reading. Source: nvml.h,
 #: nvmlDeviceGetPowerUsage: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1 sec".
 _LAST_INSTANTANEOUS = (8, 0)
+#: The error of the scale is proportional to the power and differs from board to board. Sources: nvml.h,
+#: nvmlDeviceGetPowerUsage, "accurate to within +/- 5% of current power draw" for Fermi and Kepler, with no figure for
+#: later boards; Yang, Adámek and Armour, "Part-time Power Measurements" (2024, arXiv:2312.02741): about 5 % too on
+#: later boards, against external meters.
+_ACCURACY = 0.05
 _NO_COUNTER = "boards since Volta have a counter, vGPUs and some containers hide it"
 
 
 class NvmlMeter(Meter):
     """One whole board, through the initialized module `pynvml`."""
 
-    wrap_joules = _WRAP_JOULES
+    wrap_joules, accuracy = _WRAP_JOULES, _ACCURACY
 
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self._nvml, self._handle = nvml, handle

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,12 @@ import numpy as np
 from perfexp.meters import Meter, Reading
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.statistics.distributions import Z95
+from perfexp.statistics.estimators import windows_half_width
 
+#: Counter and integral may differ by this fraction, or this multiple of the integral's uncertainty; beyond the last
+#: value of that tolerance, the integral cannot check the counter.
+_DISAGREEMENT, _SIGMAS, _BLIND = 0.03, 4.0, 0.1
 #: Number of ticks that are needed to measure the counter's period.
 _TICKS = 4
 #: Least number of power readings inside the window of an integral.
@@ -48,19 +54,24 @@ class Track:
         self.wraps, self.query_seconds = 0, 0.0
         self.no_energy = self.no_power = ""
         self._known_tick_seconds = meter.tick_seconds or tick_seconds
+        self._skips_ticks = False
         self._last_joules: float | None = None
         self._wrapped_joules = 0.0
 
     @property
     def tick_seconds(self) -> float | None:
         """Period of the counter, known or measured; None before there are enough ticks."""
-        if self._known_tick_seconds is not None or len(self.ticks) < _TICKS:
+        if self._known_tick_seconds is not None or self._skips_ticks or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
         times = times[widths <= 2 * np.quantile(widths, 0.25)]  # the most precise ticks
         steps = np.diff(times)
         periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
         return float((times[-1] - times[0]) / periods) if periods else None
+
+    def skip_ticks(self) -> None:
+        """From now on only some ticks are observed, which do not show the period."""
+        self._known_tick_seconds, self._skips_ticks = self.tick_seconds, True
 
     def ask_energy(self) -> bool:
         """Read the counter; returns whether it has changed since the last reading."""
@@ -143,23 +154,50 @@ class Track:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """Figures of a meter between two ticks, with relative standard uncertainties of the length and of the integral.
+class Windows:
+    """Figures of a meter over windows that follow one another, from tick to tick.
 
-    Each end lies within a width, and a uniform distribution of width w has the standard deviation w/√12.
+    Each tick lies within a width, and a uniform distribution of width w has the standard deviation w/√12. The intervals
+    are the larger of that of the windows (Student's t) and that of both ends, or of the integral's readings.
+
+    Attributes:
+        edges: ends of the windows, seconds.
+        watts: mean power of each window, by the counter or else by the integral; empty without either.
+        uncertainty: relative standard uncertainty of the length; None without a counter.
+        integral_uncertainty: relative standard uncertainty of the integral; None without one.
     """
 
-    start_seconds: float
-    seconds: float
+    edges: tuple[float, ...]
+    watts: tuple[float, ...]
     counter_watts: Reading
     integral_watts: Reading
     uncertainty: float | None = None
     integral_uncertainty: float | None = None
 
     @property
+    def seconds(self) -> float:
+        """Length of all windows together."""
+        return self.edges[-1] - self.edges[0]
+
+    @property
     def difference(self) -> float | None:
         """Relative difference of the integral from the counter."""
         return difference(self.counter_watts, self.integral_watts).value
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference of counter and integral that is tolerated."""
+        return max(_DISAGREEMENT, _SIGMAS * (self.integral_uncertainty or 0.0))
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether counter and integral differ by more than is tolerated."""
+        return self.difference is not None and abs(self.difference) > self.tolerance
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether the integral is too uncertain to check the counter."""
+        return self.difference is not None and not self.disagrees and self.tolerance > _BLIND
 
 
 def difference(counter_watts: Reading, integral_watts: Reading) -> Reading:
@@ -174,19 +212,37 @@ def uncertainty(start: Tick, end: Tick) -> float:
     return math.hypot(start.width_seconds, end.width_seconds) / math.sqrt(12) / (end.seconds - start.seconds)
 
 
-def window(track: Track, start: Tick, end: Tick | None) -> Window:
-    """The window of a track between two ticks; without a counter it starts with the first power reading."""
-    if end is None or end.seconds <= start.seconds:
+def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
+    """The windows of a track between ticks; without a counter they start with the first power reading."""
+    start, end = edges[0], edges[-1]
+    seconds, times = end.seconds - start.seconds, tuple(edge.seconds for edge in edges)
+    if seconds <= 0:
         missing = Reading(None, track.no_energy or f"{track.meter.name} was not watched to the end of its window")
-        return Window(start_seconds=start.seconds, seconds=0.0, counter_watts=missing, integral_watts=missing)
-    seconds = end.seconds - start.seconds
+        return Windows(edges=times, watts=(), counter_watts=missing, integral_watts=missing)
     integral = track.integral_joules(start.seconds, end.seconds)
-    counter = Reading(None, track.no_energy) if track.no_energy else Reading((end.joules - start.joules) / seconds)
-    return Window(
-        start_seconds=start.seconds,
-        seconds=seconds,
+    spread = track.integral_uncertainty(start.seconds, end.seconds)
+    if not track.no_energy:
+        own, joules = uncertainty(start, end), [after.joules - before.joules for before, after in pairwise(edges)]
+        each = tuple(part / (b - a) for part, (a, b) in zip(joules, pairwise(times), strict=True))
+        counter = _mean((end.joules - start.joules) / seconds, each, times, own)
+        watts = integral if integral.value is None else Reading(integral.value / seconds)
+    else:
+        own, counter = None, Reading(None, track.no_energy)
+        parts = [(track.integral_joules(a, b).value, b - a) for a, b in pairwise(times)]
+        each = tuple(joules / length for joules, length in parts if joules is not None)
+        complete = each if len(each) == len(parts) else ()
+        watts = integral if integral.value is None else _mean(integral.value / seconds, complete, times, spread or 0.0)
+    return Windows(
+        edges=times,
+        watts=each,
         counter_watts=counter,
-        integral_watts=integral if integral.value is None else Reading(integral.value / seconds),
-        uncertainty=None if track.no_energy else uncertainty(start, end),
-        integral_uncertainty=track.integral_uncertainty(start.seconds, end.seconds),
+        integral_watts=watts,
+        uncertainty=own,
+        integral_uncertainty=spread,
     )
+
+
+def _mean(watts: float, each: Sequence[float], edges: Sequence[float], own: float) -> Reading:
+    """A mean power with its interval, by that of each window or by its own relative standard uncertainty."""
+    half_width = windows_half_width(each, np.diff(edges).tolist()) if each else None
+    return Reading(watts, half_width=None if half_width is None else max(half_width, Z95 * own * abs(watts)))

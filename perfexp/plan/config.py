@@ -48,7 +48,7 @@ class Probes:
 
     Attributes:
         work: MACs, FLOPs and bytes of a call, counted without the device.
-        energy_seconds: shortest window; None for 1 s, or 5 s if times are to be precise to 0.5 %.
+        energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
         ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
         scaling: several ranks compared with one.
     """

@@ -1,4 +1,4 @@
-"""Ceilings: the highest rates of a device, by a matrix product and by a copy; measured once and cached."""
+"""Ceilings: the highest sustained rates of a device, by a matrix product and by a copy; measured once and cached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from perfexp.probes import queue, timing
 #: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
 _SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
-#: Calls, the fastest of which counts as in STREAM (McCalpin, 1995), and warm-up calls.
-_CALLS, _WARMUP = 10, 2
-#: Length of a call from which it is the only one, and its size the last.
+#: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
+_SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
+_WARMUP, _MOST_CALLS = 2, 100
+#: Length of a call from which its size is the last.
 _SLOW_SECONDS = 0.2
+#: Facts of a board that limit its rates; a lock of the clocks by nvidia-smi is not among them, as no driver reports it.
+_LIMITS = ("power_limit_watts", "max_sm_clock_hertz", "max_memory_clock_hertz", "application_clock_hertz", "auto_boost")
 
 
 def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = None) -> dict[str, float]:
     """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
 
-    Measuring them takes a second or two on a device with nothing running, once for this device and this torch. Earlier
-    results come from a cache, by default the user's.
+    They are sustained: the power limit has slowed the clock down as it does in long runs. Measuring them takes about
+    five seconds on a device with nothing running, once for this device, its limits and this torch. Earlier results
+    come from a cache, by default the user's.
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
@@ -45,12 +49,14 @@ def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = 
 
 
 def _identity(device: Device) -> Mapping[str, Any]:
+    facts = device.facts()
     return {
         "device": device.name,
         "lock_name": device.lock_name,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads() if device.kind == "cpu" else None,
+        **{name: facts.get(name) for name in _LIMITS},
     }
 
 
@@ -60,7 +66,7 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
     for side in _SIDES[device.kind]:
         first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
         out = torch.empty_like(first)
-        seconds = _fastest(partial(torch.mm, first, second, out=out), device)
+        seconds = _sustained(partial(torch.mm, first, second, out=out), device)
         rates.append(2 * side**3 / seconds)
         if seconds > _SLOW_SECONDS:
             break
@@ -70,12 +76,19 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
 def _bytes_per_second(device: Device) -> float:
     source = torch.empty(_COPIED_BYTES[device.kind], dtype=torch.uint8, device=device.identifier).fill_(1)
     target = torch.empty_like(source)
-    return 2 * source.numel() / _fastest(lambda: target.copy_(source), device)
+    return 2 * source.numel() / _sustained(lambda: target.copy_(source), device)
 
 
-def _fastest(call: Callable[[], object], device: Device) -> float:
-    """Return the seconds of the fastest of a few calls, by the device's own clock."""
-    block = queue.Chain(call, device, _CALLS) if device.asynchronous else timing.HostChain(call, device)
+def _sustained(call: Callable[[], object], device: Device) -> float:
+    """Return the median seconds of a call at a settled clock, by the device's own clock."""
+    block = queue.Chain(call, device, _MOST_CALLS) if device.asynchronous else timing.HostChain(call, device)
     with torch.inference_mode(), timing.undisturbed():
-        first = float(np.min(block(_WARMUP)))
-        return first if first > _SLOW_SECONDS else float(np.min(block(_CALLS)))
+        first = max(float(np.min(block(_WARMUP))), 1e-9)
+        calls = min(max(int(_BLOCK_SECONDS / first), 1), _MOST_CALLS)
+        worked, counted = 0.0, []
+        while worked < _SETTLED_SECONDS + _COUNTED_SECONDS:
+            seconds = block(calls)
+            if worked >= _SETTLED_SECONDS:
+                counted.append(seconds)
+            worked += float(seconds.sum())
+    return float(np.median(np.concatenate(counted or [seconds])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +11,20 @@ import msgspec
 
 from perfexp.devices import Device
 from perfexp.meters import Found, Reading
-from perfexp.meters.energy_metrics import Power, another_pace, metric
+from perfexp.meters.energy_metrics import Power, above, another_pace, metric, midway, product
 from perfexp.meters.feeding import Beside, Feeder, threaded
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
+from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point
 from perfexp.statistics.estimators import Interval
 
 #: Largest part of the plateau that earlier work on the same calls may replace.
 _WORKED_SHARE = 0.5
+#: Pause before the windows of an idle power that follows calls, and their greatest length.
+_REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,20 @@ class Energy:
         point.doubts += self.doubts
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """The power of calls, their number, and the mean time of one, all in the same windows."""
+
+    power: Power
+    calls: int
+    call_seconds: Reading
+
+    @property
+    def call_joules(self) -> Reading:
+        """Energy of a call."""
+        return product(self.power.mean_watts, self.call_seconds)
+
+
 @dataclass(kw_only=True)
 class EnergyProcedure:
     """Measures the energy of calls, one point after the other.
@@ -51,17 +68,50 @@ class EnergyProcedure:
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
-    _idle: Power | None = None
+    _idle: list[Power] = field(default_factory=list)
     _tick_seconds: dict[str, float] = field(default_factory=dict)
 
     def idle(self) -> Power | None:
-        """Return the device's power with nothing running, measured once; None without a meter."""
-        if self._idle is None and self.detected.meters:
-            self.device.synchronize()
-            tracks = self._tracks()
-            self._idle = Power(Watch(tracks, self._now, self.rules).run(self.sleep), tracks)
-            self._remember(tracks)
-        return self._idle
+        """Return the device's power with nothing running, before anything was measured; None without a meter."""
+        if not self._idle and self.detected.meters:
+            self._rest(self.rules)
+        return self._idle[0] if self._idle else None
+
+    def rest(self) -> None:
+        """Measure the idle power once more, after a pause for the power to settle."""
+        window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
+        self._rest(replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds))
+
+    def _rest(self, rules: Rules) -> None:
+        self.device.synchronize()
+        tracks = self._tracks()
+        self._idle.append(Power(Watch(tracks, self._now, rules).run(self.sleep), tracks))
+        self._remember(tracks)
+
+    def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
+        """Measure the power and the pace of a call; None without a meter.
+
+        Args:
+            call: enqueues on an asynchronous device; it may be called any number of times.
+            worked_seconds: time that the device has just worked on such calls; at most half of the plateau counts.
+        """
+        has_rested = not self._idle
+        if self.idle() is None:
+            return None
+        tracks, plateau = self._tracks(), self.rules.plateau_seconds
+        with undisturbed():
+            plateau -= 0.0 if has_rested else min(worked_seconds, _WORKED_SHARE * plateau)
+            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
+            feeder = Feeder(call, self.device, self.sleep)
+            calls, taken = self.beside(watch, feeder)
+        self._remember(tracks)
+        if any(windows.disagrees for windows in watch.windows):
+            # more windows were in vain, and would be so for every further point of these meters
+            self.rules = replace(self.rules, most_seconds=0.0)
+        call_seconds = Reading(None, "no call was completed in the window")
+        if calls:
+            call_seconds = Reading(taken / calls, half_width=feeder.half_width(watch.windows[0].edges))
+        return Plateau(power=Power(watch.windows, tracks), calls=calls, call_seconds=call_seconds)
 
     def measure(
         self,
@@ -73,49 +123,44 @@ class EnergyProcedure:
         clean: Interval | None = None,
         worked_seconds: float = 0.0,
     ) -> Energy:
-        """Measure the energy of a call.
+        """Measure the energy of a call at the pace of its loop alone; see `plateau` and `report`."""
+        calls_per = counts(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
+        return self.report(self.plateau(call, worked_seconds), calls_per, clean=clean)
+
+    def report(
+        self,
+        plateau: Plateau | None,
+        calls_per: Mapping[str, Reading],
+        *,
+        clean: Interval | None = None,
+        queued: Plateau | Reading | None = None,
+    ) -> Energy:
+        """Return the figures of a plateau, net of the mean of the last two idle powers.
 
         Args:
-            call: enqueues on an asynchronous device; it may be called any number of times.
-            trains: whether the energy of an epoch is reported as well.
-            calls_per_epoch: None where the data has no end.
+            plateau: calls at the pace of the loop; None without a meter.
+            calls_per: number of calls of each unit of energy, from `counts`.
             clean: mean seconds of the same call while no meter is read; None if unknown.
-            worked_seconds: time that the device has just worked on such calls; at most half of the plateau counts.
+            queued: calls at the pace of the device, or the reason for none; None where both paces agree.
         """
-        calls_per = {"call": Reading(1.0), "image": Reading(1 / images_per_call)}
-        if trains:
-            calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples")
-        has_rested = self._idle is None
-        idle = self.idle()
-        if idle is None:
+        if plateau is None:
             nothing = Reading(None, self.detected.reason)
-            metrics = _metrics(nothing, nothing, nothing, calls_per, estimated=False)
+            metrics = _metrics(nothing, nothing, nothing, calls_per, None, estimated=False)
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=list(self.detected.doubts))
-        tracks = self._tracks()
-        with undisturbed():
-            plateau = self.rules.plateau_seconds
-            plateau -= 0.0 if has_rested else min(worked_seconds, _WORKED_SHARE * plateau)
-            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
-            calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
-        self._remember(tracks)
-        power = Power(watch.windows, tracks)
-        longest = max(window.seconds for window in watch.windows)
-        call_seconds = Reading(taken / calls) if calls else Reading(None, "no call was completed in the window")
-        metrics = [
-            *_metrics(power.mean_watts, call_seconds, idle.mean_watts, calls_per, estimated=power.estimated),
-            metric("counter_power_watts", power.counter_watts, "watts"),
-            metric("integral_power_watts", power.integral_watts, "watts"),
-            metric("integral_difference", power.difference, "1"),
-            metric("integral_uncertainty", power.integral_uncertainty, "1"),
-            metric("window_seconds", Reading(longest) if longest else power.mean_watts, "seconds"),
-            metric("calls", Reading(calls), "1"),
-            metric("call_seconds", call_seconds, "seconds"),
-            *_per_meter(power, call_seconds),
-        ]
-        facts = {"meters": power.facts(), "idle": idle.facts()}
-        pace = another_pace(call_seconds.value, clean)
-        diagnostics = [*self.detected.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
-        return Energy(metrics=metrics, facts=facts, doubts=diagnostics)
+        power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
+        idle_watts = midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
+        metrics = _metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated)
+        metrics += _of_windows(plateau)
+        facts = {"meters": power.facts(), "idle": idle[0].facts()}
+        facts |= {"idle_after": idle[-1].facts()} if len(idle) > 1 else {}
+        others = [("idle power", item) for item in idle]
+        if isinstance(queued, Plateau):
+            facts["queued"] = queued.power.facts()
+            others.append(("pace of the device", queued.power))
+        doubts = [*self.detected.doubts, *_of_all(power, others)]
+        if queued is not None or another_pace(call_seconds, clean):
+            doubts.append(diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued)))
+        return Energy(metrics=metrics, facts=facts, doubts=doubts)
 
     def _tracks(self) -> list[Track]:
         return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.detected.meters]
@@ -127,66 +172,113 @@ class EnergyProcedure:
         return self.device.now_ns() * 1e-9
 
 
+def counts(*, images_per_call: int, trains: bool, calls_per_epoch: int | None) -> dict[str, Reading]:
+    """Return the number of calls of each unit of energy.
+
+    Args:
+        trains: whether the energy of an epoch is reported as well.
+        calls_per_epoch: None where the data has no end.
+    """
+    calls_per = {"call": Reading(1.0), "image": Reading(1 / images_per_call)}
+    if trains:
+        calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples")
+    return calls_per
+
+
 def _metrics(
-    watts: Reading, call_seconds: Reading, idle_watts: Reading, calls_per: Mapping[str, Reading], *, estimated: bool
+    watts: Reading,
+    call_seconds: Reading,
+    idle_watts: Reading,
+    calls_per: Mapping[str, Reading],
+    queued: Plateau | Reading | None,
+    *,
+    estimated: bool,
 ) -> list[Metric]:
-    """Return the power, and the energy of a call, an image and an epoch, gross and net of the idle power."""
+    """Return the power, and the energy of a call, an image and an epoch, gross and net of the idle power.
+
+    Intervals are those of power, time and idle power, combined in quadrature (delta method).
+    """
     metrics = [
         metric("power_mean_watts", watts, "watts", estimated=estimated),
         metric("idle_power_watts", idle_watts, "watts"),
     ]
-    for prefix, part in (("", watts), ("net_", _above(watts, idle_watts))):
-        joules = _times(part, call_seconds)
-        metrics += [
-            metric(
-                f"{prefix}per_{unit}_joules", _times(joules, calls), "joules", estimated=estimated or unit == "epoch"
-            )
-            for unit, calls in calls_per.items()
-        ]
+    for prefix, part in (("", watts), ("net_", above(watts, idle_watts))):
+        joules = product(part, call_seconds)
+        for unit, calls in calls_per.items():
+            is_estimate = estimated or unit == "epoch"
+            name = f"{prefix}per_{unit}_joules"
+            metrics.append(metric(name, product(joules, calls), "joules", estimated=is_estimate))
+            if name == "per_call_joules":  # beside the energy at the other pace
+                metrics += _queued(queued)
     return metrics
 
 
-def _times(first: Reading, second: Reading) -> Reading:
-    """Return the product, or the reason why a factor is missing."""
-    if first.value is None or second.value is None:
-        return Reading(None, first.reason if first.value is None else second.reason)
-    return Reading(first.value * second.value)
-
-
-def _above(watts: Reading, idle_watts: Reading) -> Reading:
-    if watts.value is None or idle_watts.value is None:
-        return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
-    if watts.value <= idle_watts.value:
-        return Reading(None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W")
-    return Reading(watts.value - idle_watts.value)
-
-
-def _per_meter(power: Power, call_seconds: Reading) -> list[Metric]:
-    """Return the metrics of each of several meters, numbered in the order of their names in the facts."""
-    if len(power.windows) < 2:
+def _queued(queued: Plateau | Reading | None) -> list[Metric]:
+    """Return the energy of a call on a device that is kept busy, with its power and pace."""
+    if queued is None:
         return []
-    metrics = []
-    for index, (watts, *_) in enumerate(power.parts):
+    if not isinstance(queued, Plateau):
+        return [metric("queued_per_call_joules", queued, "joules")]
+    power = queued.power
+    return [
+        metric("queued_per_call_joules", queued.call_joules, "joules", estimated=power.estimated),
+        metric("queued_power_watts", power.mean_watts, "watts", estimated=power.estimated),
+        metric("queued_call_seconds", queued.call_seconds, "seconds"),
+    ]
+
+
+def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading | None) -> str:
+    """Return the energy of a call at the pace of its loop, and at that of the device, as text."""
+    timed = f" ({clean.value * 1e3:.4g} ms when it was timed)" if clean else ""
+    paces = [f"{_pace(plateau)} in the loop{timed}"]
+    if isinstance(queued, Plateau):
+        paces.append(f"{_pace(queued)} on a device that is kept busy")
+    elif queued is not None:
+        paces.append(f"not measured on a device that is kept busy ({queued.reason})")
+    return ", ".join(paces)
+
+
+def _pace(plateau: Plateau) -> str:
+    joules, seconds = plateau.call_joules.value, plateau.call_seconds.value
+    energy = "no energy" if joules is None else f"{joules:.4g} J"
+    return energy if seconds is None else f"{energy} at {seconds * 1e3:.4g} ms per call"
+
+
+def _of_windows(plateau: Plateau) -> list[Metric]:
+    """Return the metrics of the windows, then those of each of several meters, in the order of the facts."""
+    power, call_seconds = plateau.power, plateau.call_seconds
+    seconds = max(windows.seconds for windows in power.windows)
+    metrics = [
+        metric("counter_power_watts", power.counter_watts, "watts"),
+        metric("integral_power_watts", power.integral_watts, "watts"),
+        metric("integral_difference", power.difference, "1"),
+        metric("integral_uncertainty", power.integral_uncertainty, "1"),
+        metric("window_seconds", Reading(seconds) if seconds else power.mean_watts, "seconds"),
+        metric("calls", Reading(plateau.calls), "1"),
+        metric("call_seconds", call_seconds, "seconds"),
+    ]
+    if power.accuracy is not None:
+        metrics.append(metric("meter_accuracy", Reading(power.accuracy), "1"))
+    for index, (watts, *_) in enumerate(power.parts if len(power.parts) > 1 else ()):
         metrics.append(metric(f"meter_{index}/power_mean_watts", watts, "watts"))
-        joules = _times(watts, call_seconds)
-        metrics.append(metric(f"meter_{index}/per_call_joules", joules, "joules"))
+        metrics.append(metric(f"meter_{index}/per_call_joules", product(watts, call_seconds), "joules"))
     return metrics
 
 
-def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
-    """Return the diagnostics of the idle power that the power of the calls does not have as well."""
-    codes = {item.code for item in power.doubts}
-    return [
-        msgspec.structs.replace(item, message=f"idle power: {item.message}")
-        for item in idle.doubts
-        if item.code not in codes
-    ]
+def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
+    """Return the diagnostics of a power, and those that only others have, with their names."""
+    doubts = list(power.doubts)
+    for name, other in others:
+        codes = {item.code for item in doubts}
+        new = [item for item in other.doubts if item.code not in codes]
+        doubts += [msgspec.structs.replace(item, message=f"{name}: {item.message}") for item in new]
+    return doubts
 
 
 def rules_for(
     *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with a window of at least `window_seconds`, by default one that suits the stopping rule.
+    """Return rules with windows of at least `window_seconds`, by default a length that suits the stopping rule.
 
     That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`epsilon`).
     """

@@ -203,18 +203,18 @@ DIAGNOSTICS: dict[str, Rule] = {
     # One of two independent readings of the same energy is wrong, and nothing shows which.
     "meter_disagrees": _error(
         "{meter}: {counter:.4g} W by the energy counter, {integral:.4g} W by integrated power ({difference:+.1%}, "
-        "tolerated ±{tolerance:.0%}): no energy",
-        "use a longer window, which averages out a power that is updated slowly; otherwise try another driver",
+        "tolerated ±{tolerance:.0%}) after {seconds:.1f} s: no energy",
+        "compare them at rest (perfexp doctor), and try another driver",
     ),
     "meter_unchecked": _note(
         "{meter}: the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} "
-        "(they differ by {difference:+.1%})",
-        "use a longer window (probes.energy_seconds=5) for more readings, or a larger batch for a steadier power",
+        "in {seconds:.1f} s (they differ by {difference:+.1%})",
+        "the energy is the counter's, with its interval; a larger batch draws a steadier power",
     ),
     "meter_coarse": _warning(
         "updates of {meter} were seen so late between the calls that the window of {window:.2f} s is uncertain by "
         "{uncertainty:.1%}",
-        "use a longer window, or a smaller batch, so that the meter is read more often",
+        "use a smaller batch, so that the meter is read more often; the interval includes it",
     ),
     "meter_shared": _warning("{meter} also counts the energy of {others}", "measure when nobody else uses it"),
     "meter_mig": _note(
@@ -234,10 +234,8 @@ DIAGNOSTICS: dict[str, Rule] = {
         "compare it with another meter, and report the result",
     ),
     "energy_pace": _note(
-        "a call took {metered_ms:.4g} ms while its energy was measured, {timed_ms:.4g} ms when it was timed "
-        "({difference:+.1%})",
-        "the energy is that of calls at this pace: that of a long run if heat or the power limit slowed them; if the "
-        "host did, use a larger batch or execution.cuda_graph=true",
+        "the energy of a call depends on its pace: {paces}",
+        "compare energies at one pace; a larger batch or execution.cuda_graph=true brings loop and device together",
     ),
     # --- several devices ---
     "mixed_devices": _warning(

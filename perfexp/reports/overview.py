@@ -21,6 +21,7 @@ _SHOWN_ELSEWHERE = (
     "memory/warmup_peak_bytes",
     "phases_over_whole",
     "loop/host_seconds",
+    wording.METER_ACCURACY,
 )
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
@@ -105,6 +106,10 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
+    scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
+    if known := [scale for scale in scales if scale is not None]:
+        scale = wording.percent(max(known))
+        notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
     if not columns and not notes:
         return None
     return Grid([*key_columns(having), *columns] if columns else [], notes)

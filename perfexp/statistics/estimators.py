@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,21 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
         return Interval(value=value, low=None, high=None)
     half = student95(x.size / tau - 1) * float(x.std(ddof=1)) * math.sqrt(tau / x.size)
     return Interval(value=value, low=value - half, high=value + half)
+
+
+def windows_half_width(values: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Return the half-width of the 95 % interval of a weighted mean, t(n - 1) · √(Σ wᵢ (xᵢ - x̄)² / (n - 1)), Σ wᵢ = 1.
+
+    A value's variance is taken as inversely proportional to its weight, as that of a mean power to its window's length.
+
+    Returns:
+        None for fewer than two values.
+    """
+    x, shares = np.asarray(values, dtype=np.float64), np.asarray(weights, dtype=np.float64) / sum(weights or (1.0,))
+    if x.size < 2:
+        return None
+    variance = float((shares * (x - (shares * x).sum()) ** 2).sum()) / (x.size - 1)
+    return student95(x.size - 1) * math.sqrt(variance)
 
 
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:

@@ -16,6 +16,7 @@ from perfexp.statistics import blockwise, estimators, variance
 PEAK_MEMORY = "memory/peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
+METER_ACCURACY = "energy/meter_accuracy"
 DATA_SHARE = "data_share"
 
 #: Unit of a count by the end of its name: the stored unit of a number of operations is 1.

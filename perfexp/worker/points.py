@@ -9,7 +9,7 @@ from perfexp import sweep
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Key, Point, Status, missing, point_to_line, read_points, timed_key, without_replicate
+from perfexp.records.record import Key, Point, Status, missing, point_to_line, read_points, timed_key
 
 if TYPE_CHECKING:
     from perfexp.measure.procedure import Procedure
@@ -21,12 +21,13 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
     """
     skip_larger = config.build(plan.sweep).skip_larger
-    procedure.repeated = {without_replicate(key) for key in plan.timed_keys() if key.replicate}
     if replicate == 0:
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
-    for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
+    keys = plan.timed_keys()
+    procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
+    for key in sweep.order(_missing(keys, paths, replicate), replicate, plan.seed):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
         predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.fake import FakeMeter, Polyline, steady
-from perfexp.meters.track import Tick, Track, uncertainty, window
+from perfexp.meters.track import Tick, Track, uncertainty, windows_between
 
 
 class Told:
@@ -112,7 +112,7 @@ def test_the_uncertainty_is_that_of_two_uniform_distributions():
 
 def test_a_window_without_an_end_says_why():
     track = Track(FakeMeter(lambda: 0.0, steady(1.0)), lambda: 0.0)
-    found = window(track, Tick(0.0, 0.0, 0.0), None)
+    found = windows_between(track, [Tick(0.0, 0.0, 0.0)])
     assert found.counter_watts.value is None
     assert "not watched to the end" in found.counter_watts.reason
     assert found.difference is None

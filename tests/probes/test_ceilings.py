@@ -60,6 +60,36 @@ def test_another_device_has_ceilings_of_its_own(monkeypatch):
     assert here != module._identity(CpuDevice())
 
 
+def test_a_ceiling_is_that_of_a_settled_clock(scripted, tmp_path, monkeypatch):
+    """Calls take 1 ms in the first second of each product and copy, and then 2 ms."""
+    settled, seconds = 1.0, [0.0, 0.0]
+
+    def now(_):
+        seconds[0] += 1e-3 if seconds[1] < settled else 2e-3
+        seconds[1] += 1e-3
+        return round(seconds[0] * 1e9)
+
+    begin = module._sustained
+
+    def sustained(call, device):
+        seconds[1] = 0.0
+        return begin(call, device)
+
+    monkeypatch.setattr(CpuDevice, "now_ns", now)
+    monkeypatch.setattr(module, "_sustained", sustained)
+    found = ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {}))
+    assert found == {"flops_per_second": pytest.approx(1e3 * 16**3), "bytes_per_second": pytest.approx(1e6)}
+
+
+@pytest.mark.parametrize("limit", ["power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"])
+def test_another_limit_of_a_board_has_ceilings_of_its_own(monkeypatch, limit):
+    known = []
+    for value in (700.0, 400.0):
+        monkeypatch.setattr(CpuDevice, "facts", lambda self, value=value: {limit: value})
+        known.append(module._identity(CpuDevice()))
+    assert known[0] != known[1]
+
+
 @pytest.mark.parametrize(("ceiling", "doubts"), [(1e6, []), (1e3, ["above_the_ceiling"])])
 def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")

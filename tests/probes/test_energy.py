@@ -112,7 +112,8 @@ def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(query_sec
     assert found["power_mean_watts"] == pytest.approx(300.0, rel=0.005)
     assert found["integral_power_watts"] == pytest.approx(300.0, rel=1e-9)
     assert found["integral_difference"] == pytest.approx(300.0 / found["power_mean_watts"] - 1, abs=1e-9)
-    assert found["window_seconds"] == pytest.approx(1.0, abs=0.01)
+    # a tick that is seen late, since calls and slow queries take turns here, makes the windows longer
+    assert 0.99 < found["window_seconds"] < (1.01 if query_seconds < 4e-3 else 1.45)
     assert found["call_seconds"] == pytest.approx(100e-6, rel=1e-6)
     assert found["per_call_joules"] == pytest.approx(found["power_mean_watts"] * 100e-6, rel=1e-6)
     assert found["per_image_joules"] == pytest.approx(found["per_call_joules"] / 8, rel=1e-12)
@@ -392,7 +393,7 @@ def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_th
     apart, believed = [], []
     for seed in range(40):
         device = FakeDevice(enqueue_seconds=10e-6)
-        energy = measured(device, meter_of(device, jumping(seed, 300.0, 75.0)))
+        energy = measured(device, meter_of(device, jumping(seed, 300.0, 75.0)), rules=Rules(most_seconds=0.0))
         apart.append(abs(values(energy)["integral_difference"]))
         believed.append("meter_disagrees" not in codes(energy))
         assert values(energy)["counter_power_watts"] == pytest.approx(300.0, rel=0.05)
@@ -501,6 +502,16 @@ def test_two_boards_are_summed_and_listed_apart():
     assert [meter["name"] for meter in energy.facts["meters"]] == ["a", "b"]
 
 
+@pytest.mark.parametrize(("accuracies", "known"), [((0.05, 0.02), 0.05), ((0.05, None), None)])
+def test_the_accuracy_is_that_of_the_worst_meter_if_all_have_one(accuracies, known):
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meters = [
+        meter_of(device, steady(300.0), name=name, accuracy=accuracy)
+        for name, accuracy in zip("ab", accuracies, strict=True)
+    ]
+    assert values(measured(device, *meters)).get("meter_accuracy") == known
+
+
 def test_where_one_of_two_boards_has_no_figure_the_sum_has_none():
     device = FakeDevice(enqueue_seconds=10e-6)
     meters = (meter_of(device, steady(300.0), name="a"), meter_of(device, steady(500.0), name="b", stuck_seconds=0.0))
@@ -550,7 +561,7 @@ def test_the_raw_answers_are_kept_and_give_the_same_figure_again():
     assert all(metric.name.endswith(metric.unit) or metric.unit == "1" for metric in point.metrics)
 
 
-@pytest.mark.parametrize("wrong", [{"window_seconds": 0.0}, {"plateau_seconds": -1.0}, {"longest_windows": 0.5}])
+@pytest.mark.parametrize("wrong", [{"window_seconds": 0.0}, {"plateau_seconds": -1.0}, {"most_seconds": -1.0}])
 def test_rules_that_can_not_be_followed_are_refused(wrong):
     with pytest.raises(UserError, match="energy"):
         Rules(**wrong)

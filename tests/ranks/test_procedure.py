@@ -105,6 +105,7 @@ def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
     joules = value(point, "energy/per_call_joules")
     assert joules == pytest.approx(300.0 * value(point, "energy/call_seconds"), rel=0.01)
     assert value(point, "energy/per_image_joules") == pytest.approx(joules / 12)
+    assert value(point, "energy/idle_power_watts") == pytest.approx(300.0, rel=0.01)
 
 
 def inference_key(*, batch_size):

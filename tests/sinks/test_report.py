@@ -102,6 +102,19 @@ def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) ->
             assert line.count(" | ") < 6, line
 
 
+@pytest.mark.parametrize("accuracy", [0.05, None])
+def test_the_accuracy_of_the_meter_stands_below_the_energies_once(build: Builder, accuracy: float | None) -> None:
+    points = [build.training(batch=8), build.training(batch=16)]
+    for point in points:
+        point.metrics.append(Metric(name="energy/per_call_joules", value=1.25, unit="joules", low=1.2, high=1.3))
+        if accuracy:
+            point.metrics.append(Metric(name="energy/meter_accuracy", value=accuracy, unit="1"))
+    text = markdown.markdown(build.record(*points))
+    assert text.count("the scale of the board's meter is known to about ±5.0 %") == (1 if accuracy else 0)
+    assert "meter\\_accuracy" not in text
+    assert "1.25 joules ± 4.0 %" in text
+
+
 def test_a_figure_of_many_points_is_told_of_the_first_and_the_last(build: Builder) -> None:
     points = [
         build.point(size=size, metrics=[Metric(name="group/share", value=size, unit="1")])

@@ -1,0 +1,86 @@
+"""Energy pass: the energy of a point's calls at the pace of their loop, and at that of the device where they differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from perfexp.data import Batches
+from perfexp.devices import Cache
+from perfexp.errors import Unsupported, UserError, Waits
+from perfexp.measure import verdicts
+from perfexp.measure.graph_fallback import on_held_batches, without_waits
+from perfexp.measure.times import Times
+from perfexp.meters import Reading
+from perfexp.meters.energy_metrics import another_pace
+from perfexp.modes import Step, graphed
+from perfexp.probes.energy import EnergyProcedure, Plateau, counts
+from perfexp.records.point_times import first_median_interval, loop_interval
+from perfexp.records.record import Point
+
+if TYPE_CHECKING:
+    from perfexp.measure.procedure import Procedure
+
+
+def in_two_parts(
+    procedure: Procedure, times: Times, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
+) -> Iterator[None]:
+    """Add the energy of a call: measure the loop, yield before anything is captured, and then measure the rest.
+
+    Args:
+        point: a point whose whole call has been timed.
+        calls_per_epoch: None where the data has no end.
+    """
+    energy = procedure.energy
+    if energy is None:
+        return
+    if procedure.cache is Cache.flush:
+        raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
+    start = time.perf_counter_ns()
+    loop = energy.plateau(step.call, times.worked_seconds(point))
+    times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
+    yield
+    queued: Plateau | Reading | None = None
+    if loop is not None and procedure.is_anchor(point.key):
+        if procedure.device.asynchronous:
+            queued = _queued(procedure, energy, loop, point, step, batches)
+        energy.rest()
+    calls_per = counts(
+        images_per_call=point.key.batch_size * procedure.group.size,
+        trains=step.trains,
+        calls_per_epoch=calls_per_epoch,
+    )
+    energy.report(loop, calls_per, clean=loop_interval(point), queued=queued).add_to(point)
+
+
+def _queued(
+    procedure: Procedure, energy: EnergyProcedure, loop: Plateau, point: Point, step: Step, batches: Batches
+) -> Plateau | Reading | None:
+    """Measure replays of the call as a graph, which keep the device busy; None where the loop does so as well."""
+    device, session, own = procedure.device, procedure.session, first_median_interval(point, "device")
+    if own is not None and not another_pace(loop.call_seconds, own):
+        return None
+    if reason := _not_captured(procedure):
+        return Reading(None, reason)
+    if own is None:
+        return Reading(None, "the call can't be captured, so the device's own pace is not known")
+    procedure.progress("capturing a graph")
+    try:
+        with on_held_batches(step, batches, session), without_waits(step, session, device):
+            return energy.plateau(graphed(step, session, constant=batches.constant).call)
+    except Waits:
+        return Reading(None, "the call synchronizes, so it can't be captured")
+    except Exception as error:
+        if device.is_lost() or isinstance(error, UserError):
+            raise
+        return Reading(None, verdicts.verdict(error, device)[1])
+
+
+def _not_captured(procedure: Procedure) -> str:
+    """Return why calls must not be captured; empty if they may be."""
+    if procedure.group.size > 1:
+        return "calls of several ranks are not captured"
+    if procedure.graph:
+        return "the call is a graph already"
+    return "with cache=rotate calls are not captured" if procedure.cache is Cache.rotate else ""
