@@ -64,12 +64,14 @@ class Turn:
 
 
 def balanced(names: Sequence[T]) -> Iterator[list[T]]:
-    """Yield orders of the names without end: a random one, then its reverse.
+    """Yield orders of the names without end: a random one, then its reverse; none returns before all have been used.
 
     Over every two rounds all names have the same mean place, and over many rounds changing neighbors.
     """
-    shuffler = random.Random(_SEED)
+    shuffler, used = random.Random(_SEED), set[tuple[T, ...]]()
     while True:
         order = shuffler.sample(names, len(names))
-        yield order
-        yield order[::-1]
+        if tuple(order) not in used or len(used) == math.factorial(len(names)):
+            yield order
+            yield order[::-1]
+            used |= {tuple(order), tuple(order[::-1])}
