@@ -170,7 +170,7 @@ class Forced:
 
     def run_eager(self, work: Callable[[], T]) -> T:
         with replays.eager():
-            return work()
+            return self._threads.run(self.name, work)
 
     def discard_choices(self) -> None:
         for races in {support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)}:
