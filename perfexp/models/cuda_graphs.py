@@ -43,7 +43,8 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
     pool = torch.cuda.graph_pool_handle()
 
     def capture(call: Callable[[], object]) -> Callable[[], object]:
-        with _explained(device):
+        restored = torch.cuda.stream(torch.cuda.current_stream())  # a failed capture leaves its own stream current
+        with restored, _explained(device):
             call()
             # the mode permits other threads, such as those of a data loader, to call CUDA
             return _launchable(call, pool=pool, capture_error_mode="thread_local")
