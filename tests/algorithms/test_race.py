@@ -1,5 +1,6 @@
 """Who wins a race whose truth is known, by how much, and whether the result may be used by other processes."""
 
+import gc
 import math
 import random
 from functools import partial
@@ -13,6 +14,14 @@ from perfexp.probes import turns
 from tests.simulation import adapted
 
 RACES = 300
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects():
+    """Every race collects garbage first: of thousands of modules, if they are not set aside."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def device(**script):
