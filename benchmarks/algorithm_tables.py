@@ -65,7 +65,7 @@ def times(found: list[tuple[str, str, Point]]) -> None:
         table = tables[point.key.phase, point.key.precision][model]
         table[algorithm] = cell(point)
         for rival in ("default", "benchmark"):
-            series = point.find_series(f"rival/{rival}")
+            series = point.find_series(f"rival/{rival}") or point.find_series(f"rival/{rival}/captured")
             if series is not None:
                 methods = [point.facts.get(name) for name in ("rivals_method", "device_method")]
                 other = f" ({methods[0]})" if methods[0] and methods[0] != methods[1] else ""

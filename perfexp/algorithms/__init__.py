@@ -70,6 +70,9 @@ class AppliedAlgorithm(Protocol):
     def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
         """Run some work while a baseline computes the convolutions, in a thread of the baseline's own."""
 
+    def run_eager(self, work: Callable[[], T]) -> T:
+        """Run some work as that of a baseline runs: every pass enqueued kernel by kernel, in a thread of its own."""
+
     def discard_choices(self) -> None:
         """Forget cached per-layer choices; end to end they were slower than a baseline."""
 

@@ -55,15 +55,24 @@ class EngineFacts:
     Attributes:
         reason: why it is not the requested one, or None if it is.
         workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine that `fastest` tried.
+        seconds: time of each engine in the race of `fastest` that decided.
+        launching: how the engines of that race were launched: `captured`, `eager`, or `clock` on a CPU.
+        races: by launching and engine, `seconds` and `speedup` over torch's choice, with the ends of their 95 %
+            intervals (`_low`, `_high`).
         errors: relative L2 error of each tried engine against float64.
+        not_captured: reason why the engines were not captured.
+        not_cached: reason why the choice is not stored for other processes.
         kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
     """
 
     reason: str | None = None
     workspace_bytes: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    launching: str | None = None
+    races: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    not_captured: str | None = None
+    not_cached: str | None = None
     kept_since: str | None = None
 
 

@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from perfexp import kernels
-from perfexp.algorithms import T
+from perfexp.algorithms import T, replays
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
 from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
 from perfexp.algorithms.problem import Problem
+from perfexp.algorithms.race import Race
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
-from perfexp.probes import depth, queue, timing
+from perfexp.models import cuda_graphs
 from perfexp.work.tensors import tensors_in
 
-#: Torch's own choice stays unless another engine is faster by this fraction, the usual difference of equal runs.
-_MARGIN = 0.02
 #: Default limit of the relative L2 error against float64: a multiple of the rounding error of the data type.
 _MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 _MAX_ERROR_TF32 = 3e-3
-#: Turns of each call.
-_ROUNDS = 5
-#: Minimum duration of a turn, and of a sample on an asynchronous device, which groups calls to reach it.
-_TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
-_MOST_SAMPLES = 16
-#: A call that is slower than the best by this factor in both of the first rounds is dropped.
-_HOPELESS = 1.5
 
 Run = Callable[[], Any]
+Runner = Callable[[str, Sequence[torch.Tensor]], Run]
 _Winners = dict[Pass, PassChoice]
 
 
@@ -110,11 +102,12 @@ class Fastest(Support):
         key = f"{kind} {' '.join(passes)}"
         winners = self._known.get(key) or self._read(key, passes, problem)
         if winners is None:
-            with torch.no_grad():
+            with torch.no_grad(), replays.eager():  # like for like: torch's passes are not launched as captured either
                 winners = self.threads.run("race", partial(hold_race, problem, passes))
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
-            self.choices.add(key, entry)
+            if not any(winner.not_cached for winner in winners.values()):
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
+                self.choices.add(key, entry)
         self._known[key] = winners
         self._chosen.append(key)
         return winners
@@ -160,20 +153,22 @@ class Fastest(Support):
 
     def _raced(self, which: Pass, problem: Problem) -> PassChoice:
         entrants = dict(self._entrants(which, problem))
-        tensors = _tensors(problem, which)
-        runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
-        reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
-        winner, errors, seconds = self._winner(runs, reference, problem)
-        return replace(entrants[winner], errors=errors, seconds=seconds)
+
+        def runner(name: str, tensors: Sequence[torch.Tensor]) -> Run:
+            return _runner(which, name, problem, tensors)
+
+        winner, facts = self._winner(list(entrants), runner, partial(_tensors, problem, which), problem)
+        return replace(entrants[winner], **facts)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
         able = [name for name in ALGORITHMS if ALGORITHMS[name].supports(convolution, problem.dtype) is None]
-        names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
-        tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 
-        def runner(name: str, values: list[torch.Tensor]) -> Run:
+        def draw() -> list[torch.Tensor]:
+            return [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
+
+        def runner(name: str, values: Sequence[torch.Tensor]) -> Run:
             engines = Engines(name, name, name)
             inputs, weight, grad = values
             if passes == (Pass.forward,):
@@ -188,11 +183,9 @@ class Fastest(Support):
 
             return run
 
-        runs = {name: runner(name, tensors) for name in names}
-        reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
-        winner, errors, seconds = self._winner(runs, reference, problem)
+        winner, facts = self._winner([DEFAULT, *(f"{TORCH}.{name}" for name in able)], runner, draw, problem)
         others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
-        return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
+        return {passes[0]: PassChoice(engine=winner, **facts), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         yield DEFAULT, PassChoice()
@@ -204,11 +197,25 @@ class Fastest(Support):
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
-        self, runs: Mapping[str, Run], reference: Any, problem: Problem
-    ) -> tuple[str, dict[str, float], dict[str, float]]:
-        """The fastest of the sufficiently exact engines, the errors of all, and the times of the exact ones."""
+        self, names: Sequence[str], runner: Runner, draw: Callable[[], list[torch.Tensor]], problem: Problem
+    ) -> tuple[str, dict[str, Any]]:
+        """The winner among the sufficiently exact engines, and the facts about it and the others."""
+        captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
+        race = Race(device=self.device, default=DEFAULT, where=self._thread, captures=captures)
+        errors, exact, nominees = self._nominees(race, names, runner, draw(), problem)
+        again = dict.fromkeys([*nominees, *(name for name in (DEFAULT, BENCHMARK) if name in exact)])
+        tensors = draw()
+        outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
+        return outcome.chosen, {"errors": errors, **outcome.facts()}
+
+    def _nominees(
+        self, race: Race, names: Sequence[str], runner: Runner, tensors: list[torch.Tensor], problem: Problem
+    ) -> tuple[dict[str, float], list[str], list[str]]:
+        """The errors of all engines that fit into memory, the sufficiently exact ones, and the fastest of these."""
         usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
         limit = usual if self.max_error is None else self.max_error
+        runs = {name: runner(name, tensors) for name in names}
+        reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
@@ -216,10 +223,9 @@ class Fastest(Support):
             except torch.OutOfMemoryError:
                 if name == DEFAULT:
                     raise
+        del reference
         exact = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
-        seconds = race(exact, self.device, self._thread)
-        best = min(seconds, key=lambda name: seconds[name])
-        return (best if seconds[best] < (1 - _MARGIN) * seconds[DEFAULT] else DEFAULT), errors, seconds
+        return errors, list(exact), race.nominate(exact)
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
         """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
@@ -251,46 +257,3 @@ def _error(run: Run, reference: Any) -> float:
 
 def _tf32(problem: Problem) -> bool:
     return problem.dtype is torch.float32 and problem.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-
-
-def race(
-    calls: Mapping[str, timing.Call], device: Device, where: Callable[[str], Callable[[Callable[[], Any]], Any]]
-) -> dict[str, float]:
-    """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
-
-    Each call has run before; the first one is never dropped. `where` maps a name to the function that runs its work, in
-    this thread or an isolated one.
-    """
-    blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}
-    first = next(iter(calls))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    running = list(calls)
-    with timing.undisturbed():
-        for round_ in range(_ROUNDS):
-            for name in running:
-                taken[name].append(where(name)(blocks[name]))
-            if round_ == 1:
-                best = min(min(seconds) for seconds in taken.values())
-                running = [name for name in running if name == first or min(taken[name]) <= _HOPELESS * best]
-    return {name: float(np.median(seconds)) for name, seconds in taken.items()}
-
-
-def _block(call: timing.Call, device: Device) -> Callable[[], float]:
-    """One turn of a call: the median of a few samples."""
-    if not device.asynchronous:
-        chain = timing.HostChain(call, device)
-        chain(1)
-        rough = max(float(chain(1)[0]), 1e-9)
-        samples = max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough)))
-        return lambda: float(np.median(chain(samples)))
-    fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
-    if not fits:  # thousands of launches exceed the queue: time them as the host issues them
-        loop = queue.Loop(call, device)
-        return lambda: float(np.median(loop(2)))
-    single = queue.Chain(call, device, min(fits, 4))
-    single(2)
-    rough = max(float(np.median(single(3))), 1e-9)
-    k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough)))
-    samples = max(2, min(_MOST_SAMPLES // k + 2, math.ceil(_TURN_SECONDS / (k * rough))))
-    held = queue.Chain(call, device, max(1, min(samples, fits // k)), k if fits >= k else 1)
-    return lambda: float(np.median(held(samples)))

@@ -168,6 +168,10 @@ class Forced:
         finally:
             self._install()
 
+    def run_eager(self, work: Callable[[], T]) -> T:
+        with replays.eager():
+            return self._threads.run(self.name, work)
+
     def discard_choices(self) -> None:
         for races in {support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)}:
             races.discard_choices()
@@ -217,7 +221,8 @@ class Forced:
             "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
             "threads": None if cuda else torch.get_num_threads(),
             "perfexp": __version__,
-            "cudnn_passes": "launched as captured",  # those raced when each kernel was launched were slower
+            "race": "of equal launches",  # earlier ones compared captured passes of cuDNN's with torch's kernels
+            **self._session.device.limits(),
             "triton": metadata.version("triton") if util.find_spec("triton") else None,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),

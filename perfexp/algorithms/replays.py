@@ -6,8 +6,8 @@ host time on an H200. Launching a graph of them takes 2 to 7 µs, whatever their
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -40,6 +40,9 @@ class Replays:
 
         It raises `CaptureError` if the device failed, and `CudnnError` if cuDNN refused.
         """
+        if _is_eager:
+            self._enqueue(*addresses)
+            return
         launch = None
         if not capturing():
             launch = self._launches.get(addresses) or self._new(addresses)
@@ -87,6 +90,18 @@ class _Tally:
 
 
 _tally = _Tally()
+_is_eager = False
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """While entered, all work of this process is enqueued, as torch's own is, and not counted."""
+    global _is_eager
+    before, _is_eager = _is_eager, True
+    try:
+        yield
+    finally:
+        _is_eager = before
 
 
 def forget() -> None:

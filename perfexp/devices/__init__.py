@@ -131,6 +131,10 @@ class Device(Protocol):
     def facts(self) -> dict[str, Any]:
         """Constant facts: product, cores, driver, as JSON values."""
 
+    def limits(self) -> dict[str, Any]:
+        """The facts on which the speed of one product depends: driver, power limit, limits of the clocks."""
+        return {}
+
     def meters(self) -> Found:
         """Meters of its energy, or the reason why there are none."""
         reason = f"a device of kind {self.kind} has none of its own; perfexp.meters.fake has one that is scripted"

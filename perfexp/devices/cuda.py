@@ -182,6 +182,9 @@ class CudaDevice(Device):
             **(self._board.facts() if self._board else {"nvml": self._no_board}),
         }
 
+    def limits(self) -> dict[str, Any]:
+        return self._board.limits() if self._board else {}
+
     def meters(self) -> Found:
         """See `Device`; by UUID (NVIDIA) or bus id (AMD): torch's and the driver's indices differ."""
         if torch.version.hip is None:

@@ -29,6 +29,11 @@ _POLICIES = {
     "SYNC_BOOST": "sync boost",
     "RELIABILITY": "voltage reliability",
 }
+#: Facts that differ between equal boards, or from one day to the next, and change the speed.
+_LIMITS = (
+    *("driver", "power_limit_watts", "max_sm_clock_hertz", "max_memory_clock_hertz", "application_clock_hertz"),
+    *("auto_boost", "ecc", "mig"),
+)
 #: Maximum utilization of an unused board, percent.
 _BUSY_PERCENT = 5
 
@@ -62,6 +67,11 @@ class Board:
             "pcie_generation": ask("CurrPcieLinkGeneration"),
             "pcie_width": ask("CurrPcieLinkWidth"),
         }
+
+    def limits(self) -> dict[str, Any]:
+        """The facts that limit the speed of a board; the driver does not report locked clocks."""
+        facts = self.facts()
+        return {name: facts[name] for name in _LIMITS}
 
     def state(self) -> dict[str, Any]:
         """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from perfexp.convolutions.convolution import Convolution
+from perfexp.devices.cuda import CudaDevice
+from perfexp.probes.turns import Turn
 
 #: Limit of 32-bit offsets, with room for the overhang of the last tile.
 INT32 = 2**31 - 2**20
 #: A later plan must take less than this fraction of the best time; repeated timings differ by less.
 _FASTER = 0.95
-#: Calls per timing, and number of timings.
-_CALLS, _ROUNDS = 3, 2
+#: Turns of each plan.
+_TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -164,13 +167,10 @@ def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -
 
 def _seconds(plan: Plan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
     plan(inputs, weight)
-    times: list[float] = []
-    for _ in range(_ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "12")  # type: ignore[no-untyped-call]
-        begin.record()
-        for _ in range(_CALLS):
-            plan(inputs, weight)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / _CALLS)
-    return min(times)
+    turn = Turn(partial(plan, inputs, weight), _device(inputs.device.index), is_short=True)
+    return min(turn() for _ in range(_TURNS))
+
+
+@cache
+def _device(index: int) -> CudaDevice:
+    return CudaDevice(index=index)

@@ -1,9 +1,11 @@
-"""Baselines: the whole call by the algorithm of the plan and by torch's own choices, in turns."""
+"""Baselines: the whole call by the algorithm of the plan and by torch's own choices, launched alike and in turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,78 +13,58 @@ import numpy as np
 from perfexp.algorithms import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
-from perfexp.probes import depth, queue, timing
-from perfexp.records import diagnostics
+from perfexp.probes import depth, queue, timing, turns
+from perfexp.records import diagnostics, races
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import estimators, variance
-
-#: Name of a baseline's metric, before the name of the baseline.
-_SPEEDUP = "algorithm/speedup_over_"
+from perfexp.statistics.estimators import Interval
 
 _Runner = Callable[[Callable[[], Any]], Any]
 
-#: Speedup below which a layer-by-layer choice counts as slower end to end.
-_SLOWER = 0.98
-#: Turns of each contestant, interleaved so that all of them run at the same clock.
-_ROUNDS = 5
+#: Turns of each contestant, interleaved so that all of them run at the same clock; an even number is balanced.
+_ROUNDS = 6
 #: Target length of a turn, and its least number of samples.
 _TURN_SECONDS, _SAMPLES = 0.15, 5
 #: First calls, not timed: a library chooses its kernels and caches fill.
 _COLD_CALLS = 3
 
 
+class Method(StrEnum):
+    """How calls were timed: back to back behind a pre-filled queue, as CUDA graphs, or by the host's clock."""
+
+    queue = "queue"
+    graph = "graph"
+    clock = "clock"
+
+
+_HOW = {
+    Method.queue: "launched kernel by kernel",
+    Method.graph: "captured as CUDA graphs",
+    Method.clock: "by the host's clock",
+}
+
+
 class Comparison(NamedTuple):
-    """Result of a comparison.
+    """Result of a comparison in which all contestants were launched the same way.
 
     Attributes:
-        series: `rival/NAME`, the time per call of each contestant.
-        metrics: speedup of the algorithm over each baseline.
-        doubts: diagnostics of the speedups.
-        method: how calls were timed: `queue`, back to back behind a pre-filled queue; `graph`, as CUDA graphs; `clock`,
-            by the host's clock.
+        series: the time per call of each contestant.
+        speedups: speedup of the algorithm over each baseline; empty if the host kept the device waiting.
     """
 
+    method: Method
     series: list[Series]
-    metrics: list[Metric]
-    doubts: list[Diagnostic]
-    method: str
+    speedups: dict[str, Interval]
 
 
 def judge(
     point: Point, algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capture: timing.Capture
 ) -> None:
-    """Add a comparison to a point, and discard cached choices that are slower end to end.
+    """Add the comparisons to a point, and discard cached choices that are slower end to end.
 
-    Args:
-        call: call of the whole model.
-        capture: captures the call as it is computed at that moment.
-    """
-    compared = compare(algorithm, call, device, capture)
-    point.series += compared.series
-    point.metrics += compared.metrics
-    point.doubts += compared.doubts
-    point.facts["rivals_method"] = compared.method
-    if compared.method == "graph" and point.facts.get("device_method") == "queue":
-        point.doubts.append(diagnostics.make("rivals_by_graph"))
-    slower = {
-        metric.name.removeprefix(_SPEEDUP): metric.value
-        for metric in compared.metrics
-        if metric.value is not None and metric.value < _SLOWER
-    }
-    point.doubts += [
-        diagnostics.make("choice_slower", baseline=baseline, ratio=1 / speedup) for baseline, speedup in slower.items()
-    ]
-    if slower:
-        algorithm.discard_choices()
-
-
-def compare(algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capture: timing.Capture) -> Comparison:
-    """Time the algorithm and each of its baselines in turns.
-
-    The time is the device's own where it has one; if one contestant's call does not fit the launch queue, all are
-    captured. A speedup is the median over the rounds of the ratio of medians. It is qualified if the rounds differ so
-    much that the algorithm may just as well be slower.
+    The first comparison has no captured pass, unless a call does not fit the launch queue; on an asynchronous device a
+    second one has captured calls only.
 
     Args:
         call: call of the whole model.
@@ -91,43 +73,112 @@ def compare(algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capt
     Raises:
         Unsupported: the call neither fits the launch queue nor can be captured.
     """
+    plain = compare(algorithm, call, device)
+    if plain is not None:
+        _add(point, algorithm, plain, "")
+    if device.asynchronous:
+        try:  # last: a capture may change how an optimizer counts
+            captured = compare(algorithm, call, device, capture)
+        except Exception as error:
+            if plain is None or not (isinstance(error, Unsupported) or device.is_out_of_memory(error)):
+                raise
+            for baseline in algorithm.baselines():
+                point.metrics.append(_metric(f"algorithm/captured_speedup_over_{baseline}", None, str(error)))
+        else:
+            assert captured is not None
+            _add(point, algorithm, captured, *(["captured_"] if plain else ["", "captured_"]))
+    if plain is None and point.facts.get("device_method") == "queue":
+        point.doubts.append(diagnostics.make("rivals_by_graph"))
+    for baseline, ratio in races.promised(races.timed_passes(point)).items():
+        point.metrics.append(_metric(f"algorithm/promised_speedup_over_{baseline}", ratio))
+    if any(doubt.code == "choice_slower" for doubt in point.doubts):
+        algorithm.discard_choices()
+
+
+def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *prefixes: str) -> None:
+    """Add a comparison to a point, its speedups once for each prefix of their names."""
+    point.series += compared.series
+    point.doubts += _doubts(compared, algorithm.name)
+    point.facts.setdefault("rivals_method", compared.method.value)
+    starved = "the host kept the device waiting"
+    point.metrics += [
+        _metric(f"algorithm/{prefix}speedup_over_{baseline}", compared.speedups.get(baseline), starved)
+        for prefix in prefixes
+        for baseline in algorithm.baselines()
+    ]
+
+
+def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each baseline than which the algorithm is not clearly faster."""
+    for baseline, speedup in compared.speedups.items():
+        assert speedup.low is not None and speedup.high is not None  # every round has a ratio
+        ratio, how = speedup.value, _HOW[compared.method]
+        if speedup.high < 1:
+            yield diagnostics.make("choice_slower", baseline=baseline, ratio=1 / ratio, how=how)
+        elif speedup.low <= 1:
+            yield diagnostics.make(
+                "speedup_unsure",
+                algorithm=algorithm,
+                baseline=baseline,
+                how=how,
+                within=max(1 / speedup.low, speedup.high) - 1,
+                ratio=ratio,
+                low=speedup.low,
+                high=speedup.high,
+            )
+
+
+def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Metric:
+    if ratio is None:
+        return Metric(name=name, value=None, unit="1", reason=reason)
+    return Metric(name=name, value=ratio.value, unit="1", low=ratio.low, high=ratio.high)
+
+
+def compare(
+    algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capture: timing.Capture | None = None
+) -> Comparison | None:
+    """Time the algorithm and each of its baselines in turns, all launched the same way, each round in another order.
+
+    The time is the device's own where it has one. A speedup is the geometric mean over the rounds of the ratio of
+    medians, with its 95 % interval.
+
+    Args:
+        call: call of the whole model.
+        capture: captures the call as it is computed at that moment; None to time it as it is.
+
+    Returns:
+        None if a contestant's call does not fit the launch queue.
+
+    Raises:
+        Unsupported: the captured call does not fit the launch queue either, or cannot be captured.
+    """
     own_name = algorithm.name if algorithm.name not in algorithm.baselines() else f"{algorithm.name}+layers"
-    runners: dict[str, _Runner] = {own_name: lambda work: work()}
+    runners: dict[str, _Runner] = {own_name: algorithm.run_eager}
     runners |= {baseline: partial(algorithm.run_baseline, baseline) for baseline in algorithm.baselines()}
-    turns = {name: _Turn(runner, call, device) for name, runner in runners.items()}
-    method = "queue" if device.asynchronous else "clock"
-    if not all(turn.possible for turn in turns.values()):
-        method = "graph"
-        turns = {name: _Turn(runner, call, device, capture) for name, runner in runners.items()}
-    rounds_of: dict[str, list[timing.Samples]] = {name: [] for name in turns}
+    contestants = {name: _Turn(runner, call, device, capture) for name, runner in runners.items()}
+    if not all(turn.possible for turn in contestants.values()):
+        return None
+    rounds_of: dict[str, list[timing.Samples]] = {name: [] for name in contestants}
     with timing.undisturbed():
-        for _ in range(_ROUNDS):
-            for name, turn in turns.items():
-                rounds_of[name].append(turn())
+        for order in islice(turns.balanced(list(contestants)), _ROUNDS):
+            for name in order:
+                rounds_of[name].append(contestants[name]())
+    suffix = "" if capture is None else "/captured"
     series = [
-        Series(name=f"rival/{name}", samples=np.concatenate(rounds).tolist(), calls_per_sample=turns[name].k)
+        Series(
+            name=f"rival/{name}{suffix}",
+            samples=np.concatenate(rounds).tolist(),
+            calls_per_sample=contestants[name].k,
+        )
         for name, rounds in rounds_of.items()
     ]
-    starved = sum(turn.starved for turn in turns.values())
-    if starved:
-        reason = f"the host kept the device waiting in {starved} fills of the queue"
-        missing = [
-            Metric(name=f"{_SPEEDUP}{baseline}", value=None, unit="1", reason=reason)
-            for baseline in algorithm.baselines()
-        ]
-        return Comparison(series, missing, [], method)
-    own = [float(np.median(samples)) for samples in rounds_of[own_name]]
-    metrics, unsure = [], []
-    for baseline in algorithm.baselines():
-        ratios = [float(np.median(samples)) / mine for samples, mine in zip(rounds_of[baseline], own, strict=True)]
-        ratio, across = float(np.median(ratios)), variance.geometric_mean(ratios)
-        metrics.append(Metric(name=f"{_SPEEDUP}{baseline}", value=ratio, unit="1"))
-        assert across.low is not None and across.high is not None  # every round has a ratio
-        if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:
-            unsure.append(
-                diagnostics.make("speedup_unsure", baseline=baseline, ratio=ratio, low=across.low, high=across.high)
-            )
-    return Comparison(series, metrics, unsure, method)
+    medians = {name: np.array([np.median(samples) for samples in rounds]) for name, rounds in rounds_of.items()}
+    speedups = {}
+    if not any(turn.starved for turn in contestants.values()):
+        ratios = {baseline: medians[baseline] / medians[own_name] for baseline in algorithm.baselines()}
+        speedups = {baseline: variance.geometric_mean(ratio.tolist()) for baseline, ratio in ratios.items()}
+    method = Method.clock if not device.asynchronous else Method.queue if capture is None else Method.graph
+    return Comparison(method, series, speedups)
 
 
 class _Turn:

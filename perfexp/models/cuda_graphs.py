@@ -1,9 +1,10 @@
-"""Capture the calls of a module as CUDA graphs."""
+"""Capture calls as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -18,9 +19,9 @@ def captured(
     call: Callable[[], object], device: Device, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Callable[[], object]:
     """A function that launches a call of the module on fixed tensors as one CUDA graph; see `Session.capture`."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    try:
+    with _explained(device):
         with torch.cuda.stream(stream):
             if device.waits_inside(call):  # on this stream, to which autograd binds the rest of a call
                 raise Waits
@@ -30,10 +31,41 @@ def captured(
                 call()
         torch.cuda.current_stream().wait_stream(stream)
         module.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, stream=stream):
+        return _launchable(call, stream=stream)
+
+
+def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """A function that captures calls without a module as CUDA graphs, in a memory pool that all of them share.
+
+    It runs a call once, and raises `Unsupported` if the call cannot be captured. The tensors that a call reads have to
+    live as long as its graph. The graphs overwrite each other's results.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(call: Callable[[], object]) -> Callable[[], object]:
+        restored = torch.cuda.stream(torch.cuda.current_stream())  # a failed capture leaves its own stream current
+        with restored, _explained(device):
             call()
-        graph.replay()
-        torch.cuda.synchronize()
+            # the mode permits other threads, such as those of a data loader, to call CUDA
+            return _launchable(call, pool=pool, capture_error_mode="thread_local")
+
+    return capture
+
+
+def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], object]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, **options):
+        call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+@contextmanager
+def _explained(device: Device) -> Iterator[None]:
+    """Raise `Unsupported` for the errors of a capture, apart from those of memory."""
+    try:
+        yield
     except PerfexpError:
         raise
     except Exception as error:  # of CUDA, or of an optimizer with more host state than its steps
@@ -42,7 +74,6 @@ def captured(
             raise
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unsupported(f"the call can't be captured as a CUDA graph: {why}") from error
-    return graph.replay
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:

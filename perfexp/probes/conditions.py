@@ -51,6 +51,12 @@ class Observer:
 
     def add_to(self, point: Point) -> None:
         """Add to the facts of a point, by series, all that the device reports."""
+        for fact, values in self.facts().items():
+            point.facts.setdefault(fact, {}).update(values)
+
+    def facts(self) -> dict[str, dict[str, object]]:
+        """Return all that the device reports, by fact and series."""
+        facts: dict[str, dict[str, object]] = {}
         for name, seen in self._series.items():
             found: dict[str, object] = {}
             if seen.throttled_seconds is not None:
@@ -62,7 +68,8 @@ class Observer:
                 found["clock_hertz"] = [round(sum(clocks) / len(clocks), _CLOCK_DIGITS) for clocks in seen.clocks]
                 found["clock_noise"] = round(_noise(seen.clocks), 6)
             for fact, value in found.items():
-                point.facts.setdefault(fact, {})[name] = value
+                facts.setdefault(fact, {})[name] = value
+        return facts
 
 
 def _noise(pairs: list[tuple[float, ...]]) -> float:

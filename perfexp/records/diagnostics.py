@@ -163,13 +163,13 @@ DIAGNOSTICS: dict[str, Rule] = {
         "run `perfexp calibrate kernels` on this device, then measure again",
     ),
     "choice_slower": _warning(
-        "the fastest algorithms of all layers take {ratio:.2f} of the time of {baseline} end to end",
+        "the fastest algorithms of all layers take {ratio:.3f} of the time of {baseline} end to end, {how}",
         "measure when nothing else runs, with algorithm.reuse=false; or use {baseline}",
     ),
     "speedup_unsure": _warning(
-        "{ratio:.2f} times as fast as {baseline}, but anything from {low:.2f} to {high:.2f} over the rounds: which of "
-        "the two is faster is not known",
-        "measure when nothing else runs",
+        "{baseline} and {algorithm} are equally fast within {within:.1%}, {how}: {algorithm} is {ratio:.3f} times as "
+        "fast (95 % interval {low:.3f} to {high:.3f})",
+        "report no gain; for a narrower interval measure when nothing else runs",
     ),
     "rivals_by_graph": _note(
         "a baseline does not fit the launch queue, so all were compared as CUDA graphs; `device` is the time of calls "

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfexp.records.record import Point, Record
+from perfexp.records.races import BASELINES, LayerPass, passes, seconds_of, sums, timed_passes
+from perfexp.records.record import Record
 from perfexp.records.units import format_seconds
+from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, subject, varying
+from perfexp.summaries.wording import with_width
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
-
-#: Engines whose times are compared with those of the chosen ones.
-_BASELINES = ("default", "benchmark")
 
 
 def lines(record: Record) -> list[Line]:
@@ -40,39 +40,68 @@ def lines(record: Record) -> list[Line]:
 
 def sentences(record: Record) -> list[str]:
     """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
-    points = [point for point in record.points if any(one_pass["seconds"] for _, one_pass in passes(point))]
-    fields = varying(point.key for point in points)
-    return [f"{label(point.key, fields)}: {text}" if fields else text for point in points for text in _of(point)]
+    timed = [(point, own) for point in record.points if (own := timed_passes(point))]
+    fields = varying(point.key for point, _ in timed)
+    texts = [(point, text) for point, own in timed for text in _of(own, allows_tf32=_allows_tf32(record))]
+    return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
 
 
-def _of(point: Point) -> Iterator[str]:
-    timed = [one_pass for _, one_pass in passes(point) if one_pass["seconds"]]
-    for which in dict.fromkeys(one_pass["which"] for one_pass in timed):
-        own = [one_pass for one_pass in timed if one_pass["which"] == which]
-        chosen = Counter(one_pass["selected"] for one_pass in own)
-        sums = {"chosen": sum(one_pass["seconds"][one_pass["selected"]] for one_pass in own)}
-        for baseline in _BASELINES:
-            if all(baseline in one_pass["seconds"] for one_pass in own):
-                sums[baseline] = sum(one_pass["seconds"][baseline] for one_pass in own)
-        times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in sums.items())
+def _allows_tf32(record: Record) -> bool:
+    """Whether float32 may be multiplied as TF32 where the device can, as by PyTorch's default for convolutions."""
+    device, precision = record.environment.get("device"), record.plan.get("precision")
+    is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
+    return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
+
+
+def _of(timed: list[LayerPass], *, allows_tf32: bool) -> Iterator[str]:
+    for which in dict.fromkeys(one_pass["which"] for _, one_pass in timed):
+        own = [each for each in timed if each[1]["which"] == which]
+        chosen = Counter(one_pass["selected"] for _, one_pass in own)
+        times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(own).items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        since = sorted({one_pass["kept_since"] for one_pass in own if one_pass.get("kept_since")})
-        cached = f"; cached on {since[0]} (algorithm.reuse=false measures again)" if since else ""
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{cached}"
+        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{_remarks(own, allows_tf32)}"
 
 
-def passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield layers with their passes; records of earlier versions have none."""
-    for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
-        for one_pass in layer.get("passes", ()):
-            yield layer, one_pass
+def _text(interval: Interval) -> str:
+    text = format_seconds(interval.value)
+    return text if interval.low is None else with_width(interval, text)
+
+
+def _remarks(own: list[LayerPass], allows_tf32: bool) -> str:
+    """How the engines were launched, that their times are of an earlier process, and what they are compared with."""
+    launchings = sorted({one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"})
+    remarks = [f"all {' or '.join(launchings)}"] if launchings else []
+    since = sorted({one_pass["kept_since"] for _, one_pass in own if one_pass.get("kept_since")})
+    remarks += [f"cached on {since[0]} (algorithm.reuse=false measures again)"] if since else []
+    unsteady = list(dict.fromkeys(one_pass["not_cached"] for _, one_pass in own if one_pass.get("not_cached")))
+    remarks += [f"not cached: {unsteady[0]}"] if unsteady else []
+    if not allows_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
+        remarks.append("all without TF32, which PyTorch allows for convolutions by default (precision=tf32)")
+    return "".join(f"; {remark}" for remark in remarks)
 
 
 def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
-    seconds, errors = one_pass["seconds"], one_pass["errors"]
-    if not seconds:
+    """The times of the race that decided, the speedup in it, and the times of the other launching."""
+    if not one_pass["seconds"]:
         return {}
-    names = sorted(errors, key=lambda name: (name not in _BASELINES, name))
-    selected = one_pass["selected"]
-    times = {f"{name}_ms": to_ms(seconds.get(name)) for name in names}
-    return {"selected_ms": to_ms(seconds[selected]), "selected_error": errors.get(selected), **times}
+    errors, selected, launching = one_pass["errors"], one_pass["selected"], one_pass.get("launching")
+    speedup = one_pass.get("races", {}).get(launching, {}).get(selected, {})
+    names = sorted(errors, key=lambda name: (name not in BASELINES, name))
+    return {
+        "launching": launching,
+        **_times("selected", seconds_of(one_pass, selected)),
+        **{f"selected_{name}": speedup.get(name) for name in ("speedup", "speedup_low", "speedup_high")},
+        "selected_error": errors.get(selected),
+        **{column: cell for name in names for column, cell in _times(name, seconds_of(one_pass, name)).items()},
+        **{
+            column: cell
+            for name in names
+            for column, cell in _times(f"{name}_eager", seconds_of(one_pass, name, "eager")).items()
+            if launching == "captured"
+        },
+    }
+
+
+def _times(name: str, time: Interval | None) -> dict[str, Cell]:
+    ends = (None, None, None) if time is None else (time.value, time.low, time.high)
+    return {f"{name}{ending}_ms": to_ms(value) for ending, value in zip(("", "_low", "_high"), ends, strict=True)}

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfexp.records import races
 from perfexp.records.layer_lines import gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, subject, varying
-from perfexp.tables import convolutions
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
@@ -142,7 +142,7 @@ def points(record: Record) -> Iterator[Point]:
 
 def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
-    for layer, one_pass in convolutions.passes(timed) if timed else ():
+    for layer, one_pass in races.passes(timed) if timed else ():
         passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(one_pass)
     return passes
 

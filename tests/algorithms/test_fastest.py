@@ -6,36 +6,53 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from perfexp.algorithms import fastest
+from perfexp.algorithms import fastest, replays
 from perfexp.algorithms.difference import with_statistics
-from perfexp.algorithms.fastest import race
 from perfexp.algorithms.forced import Forced
+from perfexp.algorithms.race import Launching, Outcome
 from perfexp.devices.cpu import CpuDevice
-from perfexp.devices.fake import FakeDevice
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import UserError
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.measure import baselines
-from perfexp.records.record import Key, Point, Status
+from perfexp.statistics.estimators import Interval
 
 
 @pytest.fixture
 def times(monkeypatch):
-    """Times by engine, in place of a race; who had one is remembered."""
+    """Times by engine, in place of races; who had one is remembered."""
     asked = []
 
-    def use(seconds):
-        def told(calls, device, where):
-            for call in calls.values():
-                call()
-            asked.append(sorted(calls))
-            return {name: seconds.get(name, 1.0) for name in calls}
+    def use(seconds, half_width=0.001, unsteady=None):
+        def around(value):
+            return Interval(value=value, low=value - half_width, high=value + half_width)
 
-        monkeypatch.setattr(fastest, "race", told)
+        class Scripted:
+            def __init__(self, *, default, **_):
+                self.default = default
+
+            def nominate(self, calls):
+                for call in calls.values():
+                    call()
+                asked.append(sorted(calls))
+                return sorted(calls, key=lambda name: seconds.get(name, 1.0))[:2]
+
+            def decide(self, calls, nominee):
+                for call in calls.values():
+                    call()
+                own = {name: around(seconds.get(name, 1.0)) for name in calls}
+                speedups = {name: around(1 / interval.value) for name, interval in own.items()}
+                return Outcome(
+                    chosen=nominee if speedups[nominee].low > 1 else self.default,
+                    launching=Launching.captured,
+                    seconds={Launching.captured: own, Launching.eager: own},
+                    speedups={Launching.captured: speedups, Launching.eager: speedups},
+                    unsteady=unsteady,
+                )
+
+        monkeypatch.setattr(fastest, "Race", Scripted)
         return asked
 
     return use
@@ -70,7 +87,16 @@ def test_each_pass_has_a_race_of_its_own(cudnn, times, tmp_path):
     asked = times({"cudnn.winograd_nonfused": 0.5, "cudnn.fft": 0.9, "benchmark": 0.99})
     (row,) = train(nn.Conv2d(4, 6, 3, padding=1), forced(tmp_path), torch.randn(2, 4, 9, 8))
     assert [each.selected for each in row.passes] == ["cudnn.winograd_nonfused"] * 3
-    assert row.passes[0].seconds["cudnn.fft"] == 0.9
+    assert row.passes[0].seconds == {"cudnn.winograd_nonfused": 0.5, "cudnn.fft": 0.9, "default": 1, "benchmark": 0.99}
+    assert row.passes[0].launching == "captured"
+    assert row.passes[0].races["eager"]["cudnn.fft"] == {
+        "seconds": 0.9,
+        "seconds_low": 0.899,
+        "seconds_high": pytest.approx(0.901),
+        "speedup": 1 / 0.9,
+        "speedup_low": 1 / 0.9 - 0.001,
+        "speedup_high": 1 / 0.9 + 0.001,
+    }
     assert row.passes[0].errors["cudnn.gemm"] < 1e-5
     assert len(asked) == 3
     assert asked[0] == sorted(
@@ -84,13 +110,60 @@ def test_each_pass_has_a_race_of_its_own(cudnn, times, tmp_path):
     assert scripted.calls[-1][:2] == ("BackwardFilter", 5)
 
 
-def test_torch_stays_where_nobody_is_clearly_faster(cudnn, times, tmp_path):
+@pytest.mark.parametrize(("half_width", "winner"), [(0.001, "cudnn.gemm"), (0.02, "default")])
+def test_torch_stays_where_nobody_is_clearly_faster(cudnn, times, tmp_path, half_width, winner):
     cudnn()
-    times({"cudnn.gemm": 0.985})
+    times({"cudnn.gemm": 0.985}, half_width)
     layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     (row,) = train(layer, forced(tmp_path), inputs)
-    assert [each.selected for each in row.passes] == ["default"] * 3
-    assert row.status.value == "ok"
+    assert [each.selected for each in row.passes] == [winner, "default", "default"]
+
+
+def test_all_compete_in_the_same_way_and_on_fresh_data_the_second_time(cudnn, times, tmp_path, monkeypatch):
+    """While engines race, no pass of cuDNN's is launched as captured, and none counts as a pass of the model."""
+    scripted = cudnn()
+    times({"cudnn.gemm": 0.5})
+    drawn, original = [], fastest._tensors
+    monkeypatch.setattr(fastest, "_tensors", lambda *about: drawn.append(original(*about)) or drawn[-1])
+    layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    algorithm = forced(tmp_path)
+    with torch.inference_mode(), algorithm.applied(session(layer)):
+        algorithm.begin_point()
+        layer(inputs)
+        before = len(scripted.calls)
+        layer(inputs)
+        assert len(scripted.calls) == before + 1
+        assert algorithm.launched_share().value == 0
+        counted = replays._tally.enqueued
+    assert counted == 2, "the calls of the model"
+    assert not torch.equal(drawn[0][0], drawn[1][0])
+
+
+def test_a_choice_on_an_unsteady_device_is_used_and_not_cached(cudnn, times, tmp_path):
+    cudnn()
+    asked = times({"cudnn.gemm": 0.5}, unsteady="the clock moved")
+    model, inputs = nn.Conv2d(4, 4, 3, padding=1), torch.randn(2, 4, 9, 8)
+    for races in (1, 2):
+        algorithm = forced(tmp_path)
+        with torch.inference_mode(), algorithm.applied(session(model)):
+            model(inputs)
+            algorithm.begin_point()
+            model(inputs)
+        (row,) = algorithm.report().layers
+        assert (row.passes[0].selected, row.passes[0].not_cached) == ("cudnn.gemm", "the clock moved")
+        assert len(asked) == races
+
+
+def test_choices_are_those_of_a_driver_and_its_limits(cudnn, times, tmp_path):
+    cudnn()
+    asked = times({"cudnn.gemm": 0.5})
+    layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    for watts, races in ((700.0, 1), (700.0, 1), (500.0, 2)):
+        limited = session(layer)
+        limited.device.limits = lambda watts=watts: {"driver": "580", "power_limit_watts": watts}
+        with torch.inference_mode(), forced(tmp_path).applied(limited):
+            layer(inputs)
+        assert len(asked) == races
 
 
 def test_who_is_wrong_does_not_win(cudnn, times, tmp_path, monkeypatch):
@@ -194,156 +267,6 @@ def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes
     for other, values in ((strided, inputs.detach()), (half, inputs.detach().bfloat16())):
         train(other, forced(tmp_path), values)
         assert "torch.fft" not in asked[-1]
-
-
-def test_a_race_is_won_by_the_fastest():
-    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
-    calls = {name: lambda s=seconds: device.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6), ("c", 90e-6))}
-    here = lambda name: lambda work: work()  # noqa: E731
-    seconds = race(calls, device, here)
-    assert min(seconds, key=seconds.get) == "b"
-    assert seconds["a"] == pytest.approx(30e-6, rel=0.05)
-    host = FakeDevice(asynchronous=False, enqueue_seconds=0.0)
-    calls = {name: lambda s=seconds: host.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6))}
-    assert race(calls, host, here)["b"] == pytest.approx(20e-6, rel=0.05)
-
-
-KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
-
-
-class Rivalling:
-    """An algorithm whose calls take another time while a rival computes."""
-
-    name = "fastest"
-
-    def __init__(self):
-        self.now, self.order = self.name, []
-
-    def baselines(self):
-        return ("default", "benchmark")
-
-    def run_baseline(self, baseline, work):
-        self.now = baseline
-        self.order.append(baseline)
-        try:
-            return work()
-        finally:
-            self.now = self.name
-
-    @property
-    def seconds(self):
-        return {"fastest": 1e-3, "default": 3e-3, "benchmark": 2e-3}[self.now]
-
-
-SPEEDUPS = {
-    "algorithm/speedup_over_default": pytest.approx(3, rel=1e-3),
-    "algorithm/speedup_over_benchmark": pytest.approx(2, rel=1e-3),
-}
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
-    device, algorithm = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), Rivalling()
-    compared = baselines.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
-    series, metrics, unsure, method = compared
-    assert method == ("queue" if asynchronous else "clock")
-    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
-    assert [each.name for each in series] == ["rival/fastest", "rival/default", "rival/benchmark"]
-    assert np.median(series[1].measured) == pytest.approx(3e-3, rel=1e-2)
-    assert algorithm.order[-4:] == ["default", "benchmark"] * 2
-    assert unsure == []
-
-
-@pytest.mark.parametrize(("spread", "codes"), [(0.01, []), (0.9, ["speedup_unsure"])])
-def test_rounds_that_do_not_agree_who_is_faster_are_a_doubt(spread, codes):
-    """The rival takes a tenth more, give or take what changes from turn to turn."""
-    device, algorithm, noise = FakeDevice(enqueue_seconds=1e-6), Rivalling(), np.random.default_rng(1)
-    turns: dict[int, float] = {}
-
-    def call():
-        if algorithm.now == "fastest":
-            return device.launch(1e-3)
-        return device.launch(1.1e-3 * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1)))
-
-    unsure = baselines.compare(algorithm, call, device, capture=None).doubts
-    assert sorted({doubt.code for doubt in unsure}) == codes
-
-
-def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
-    class Mixed(Rivalling):
-        name = "default"
-        mixed = True
-
-        def run_baseline(self, baseline, work):
-            self.mixed = False
-            try:
-                return super().run_baseline(baseline, work)
-            finally:
-                self.mixed = True
-
-    device, algorithm = FakeDevice(enqueue_seconds=1e-6), Mixed()
-
-    def call():
-        device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
-
-    series, metrics, *_ = baselines.compare(algorithm, call, device, capture=None)
-    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
-    assert [each.name for each in series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
-
-
-def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
-    class Slower(Rivalling):
-        seconds = property(lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now])
-        discarded = False
-
-        def discard_choices(self):
-            self.discarded = True
-
-    device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
-    point = Point(key=KEY, status=Status.OK)
-    baselines.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
-    assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
-    assert "1.50 of the time of default" in point.doubts[0].message
-    assert algorithm.discarded
-    assert point.facts == {"rivals_method": "queue"}
-
-
-def test_rivals_whose_call_the_queue_does_not_take_are_captured():
-    device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
-
-    def call():
-        for _ in range(200):
-            device.launch(algorithm.seconds / 200)
-
-    def capture():
-        seconds = algorithm.seconds
-        return lambda: device.launch(seconds)
-
-    compared = baselines.compare(algorithm, call, device, capture)
-    assert {metric.name: metric.value for metric in compared.metrics} == SPEEDUPS
-    assert compared.method == "graph"
-    with pytest.raises(Unsupported, match="does not fit the launch queue even as a CUDA graph"):
-        baselines.compare(algorithm, call, device, lambda: call)
-
-
-@pytest.mark.parametrize(("own", "codes"), [("queue", ["rivals_by_graph"]), ("graph", [])])
-def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, codes):
-    """The algorithm's call is one launch, which the queue takes; each rival's is too many."""
-    device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
-
-    def call():
-        launches = 1 if algorithm.now == "fastest" else 200
-        for _ in range(launches):
-            device.launch(algorithm.seconds / launches)
-
-    def capture():
-        seconds = algorithm.seconds
-        return lambda: device.launch(seconds)
-
-    point = Point(key=KEY, status=Status.OK, facts={"device_method": own})
-    baselines.judge(point, algorithm, call, device, capture)
-    assert point.facts["rivals_method"] == "graph"
-    assert [doubt.code for doubt in point.doubts] == codes
 
 
 def test_rivals_are_those_of_the_device(cudnn, tmp_path):

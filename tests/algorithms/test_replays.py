@@ -105,6 +105,20 @@ def test_while_somebody_captures_it_is_enqueued_and_not_remembered(made, work, m
     assert [each.streams for each in made] == [[77]]
 
 
+def test_like_for_like_with_torch_everything_is_enqueued_and_nothing_counted(made, work):
+    replays, enqueued = work
+    with Forced(name="gemm").run_eager(replays_module.eager):
+        for _ in range(3):
+            replays((1, 2))
+    assert enqueued == [(1, 2)] * 3
+    assert (made, replays_module.launched_share()) == ([], None)
+    Forced(name="gemm").run_eager(lambda: replays((1, 2)))
+    assert (len(enqueued), replays_module.launched_share()) == (4, None)
+    for _ in range(2):
+        replays((1, 2))
+    assert replays_module.launched_share() == 1 / 2
+
+
 @pytest.mark.parametrize("error", [CaptureError, CudnnError])
 def test_what_can_not_be_captured_is_tried_once_until_the_next_point(monkeypatch, work, error):
     tried, (replays, enqueued) = [], work

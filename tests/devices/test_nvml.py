@@ -106,6 +106,9 @@ def test_facts_name_what_limits_the_clock_and_where_the_board_is(driver, tmp_pat
         driver.setattr(pynvml, name, answer)
     facts = nvml.Board("1").facts()
     assert (facts["application_clock_hertz"], facts["application_clock_changed"]) == (clock * 1e6, changed)
+    limits = nvml.Board("1").limits()
+    assert limits.items() < facts.items()
+    assert {"driver", "power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"} < set(limits)
     assert (facts["persistence"], facts["vbios"], facts["auto_boost"]) == (False, "96.00.A5.00.1A", None)
     (tmp_path / "0000:1b:00.0").mkdir()
     for text, node in (("1\n", 1), ("-1\n", None)):

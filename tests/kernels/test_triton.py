@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from perfexp import kernels
 from perfexp.algorithms.backends import Kernels
 from perfexp.algorithms.engines import Engines
 from perfexp.convolutions.convolution import Convolution
+from perfexp.devices.fake import FakeDevice
 from perfexp.kernels import launch
 from tests.rotation import some_of
 
@@ -157,6 +159,16 @@ def test_of_several_plans_the_first_that_is_about_the_fastest_is_taken(monkeypat
     assert launch.fastest(["broken", "first", "faster"], None, None) == "faster"
     with pytest.raises(ValueError, match="shared"):
         launch.fastest(["broken"], None, None)
+
+
+def test_plans_are_timed_by_the_device_that_never_waits_for_the_host(monkeypatch):
+    """The host takes longer to launch a plan than the device to run it."""
+    device = FakeDevice(enqueue_seconds=50e-6)
+    monkeypatch.setattr(launch, "_device", lambda index: device)
+    inputs = SimpleNamespace(device=SimpleNamespace(index=0))
+    short, long = (lambda *_, seconds=seconds: device.launch(seconds) for seconds in (10e-6, 11e-6))
+    assert launch._seconds(short, inputs, None) == pytest.approx(10e-6, rel=0.01)
+    assert launch.fastest([long, short], inputs, None) is short
 
 
 def test_later_launches_are_of_what_the_first_compiled():

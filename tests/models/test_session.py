@@ -14,7 +14,7 @@ import torch
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
-from perfexp.models.cuda_graphs import _make_capturable
+from perfexp.models.cuda_graphs import _make_capturable, captures
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.work.trial import why_refused
@@ -435,11 +435,13 @@ class Capturing:
     """CUDA's streams, graphs and random numbers, as far as a capture that fails needs them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.states = "before", ["marked by the capture"]
+        self.current, self.states, self.pools, self.fails = "before", ["marked by the capture"], [], True
         stream = SimpleNamespace(wait_stream=lambda _: None)
         generator = SimpleNamespace(clone_state=lambda: "afresh", graphsafe_set_state=self.states.append)
         for name, fake in {
-            "CUDAGraph": SimpleNamespace,
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph_pool_handle": object,
+            "synchronize": lambda: None,
             "Stream": lambda: stream,
             "stream": self.on,
             "current_stream": lambda: SimpleNamespace(wait_stream=lambda _: None, name=self.current),
@@ -458,9 +460,13 @@ class Capturing:
             self.current = before
 
     @contextmanager
-    def graph(self, graph: Any, stream: Any) -> Iterator[None]:
-        self.current = "of the capture"
+    def graph(self, graph: Any, stream: Any = None, pool: Any = None, **_: Any) -> Iterator[None]:
+        before, self.current = self.current, "of the capture"
+        self.pools.append(pool)
         yield
+        if not self.fails:
+            self.current = before
+            return
         raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream\nand more")
 
 
@@ -474,6 +480,22 @@ def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_n
         session.capture(lambda: None)
     assert cuda.current == "before"
     assert cuda.states[-1] == "afresh"
+
+
+def test_calls_without_a_module_share_memory_and_a_failed_capture_of_one_leaves_no_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, streams = Capturing(monkeypatch), []
+    capture = captures(CpuDevice(name="abacus"))
+    with pytest.raises(Unsupported, match="can't be captured as a CUDA graph: operation would make"):
+        capture(lambda: streams.append(cuda.current))
+    assert streams == ["before", "of the capture"], "first it runs once"
+    assert (cuda.current, cuda.states[-1]) == ("before", "afresh")
+    cuda.fails = False
+    for _ in range(2):
+        capture(lambda: None)()
+    captures(CpuDevice(name="abacus"))(lambda: None)
+    assert cuda.pools[0] is cuda.pools[1] is cuda.pools[2] is not cuda.pools[3]
 
 
 @pytest.mark.parametrize(("name", "capturable"), [("adamw", True), ("sgd", None)])

@@ -80,6 +80,45 @@ def test_a_sentence_says_what_the_choice_is_worth(record):
     assert [text.split(":")[0] for text in several] == ["8", "16"]
 
 
+def raced(selected, half_width=0.01, **more):
+    """A layer whose engines raced captured and eager, each time with an interval of 1 % to either side."""
+    speedup = {"speedup": 1.0, "speedup_low": 0.99, "speedup_high": 1.01}
+
+    def ends(seconds):
+        low, high = (1 - half_width) * seconds, (1 + half_width) * seconds
+        return {"seconds": seconds, "seconds_low": low, "seconds_high": high, **speedup}
+
+    races = {
+        "captured": {name: ends(seconds) for name, seconds in TIMES.items()},
+        "eager": {name: ends(2 * seconds) for name, seconds in TIMES.items()},
+    }
+    return layer("a", selected, seconds=TIMES, launching="captured", races=races, **more)
+
+
+def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
+    one, other = raced("cudnn.gemm"), raced("default", not_cached="throttled")
+    [line, _] = convolutions.lines(record((8, one, other)))
+    assert [line[name] for name in ("launching", "selected_speedup", "selected_speedup_high")] == ["captured", 1, 1.01]
+    assert [line[f"selected{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([1, 0.99, 1.01])
+    assert [line[f"benchmark_eager{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([3.8, 3.762, 3.838])
+    # √(1 % · 1 ms)² + (1 % · 2 ms)² of 3 ms, and √2 · 1 % · 2 ms of 4 ms
+    assert convolutions.sentences(record((8, one, other))) == [
+        "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.00 ms ± 0.7 %, default 4.00 ms ± 0.7 %, "
+        "benchmark 3.80 ms ± 0.7 %; all captured; not cached: throttled"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tf32", "is_named"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
+def test_float32_without_tf32_is_not_what_a_user_of_torch_has(record, kind, tf32, is_named):
+    made = record((8, layer("a", "cudnn.gemm", seconds=TIMES)))
+    made.plan["precision"] = {"name": "fp32", "tf32": tf32}
+    made.environment = {**made.environment, "device": {"kind": kind}}
+    [text] = convolutions.sentences(made)
+    assert ("without TF32, which PyTorch allows for convolutions by default (precision=tf32)" in text) == is_named
+
+
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
     chosen = record((8, layer("conv1", "cudnn.gemm", seconds=TIMES)))
     artifacts = {each.path for each in run_files.write(chosen, RunPaths(tmp_path))}

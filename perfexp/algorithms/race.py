@@ -1,0 +1,187 @@
+"""Races between calls that compute the same: a first race nominates one, a second race on fresh data decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from perfexp.devices import Device
+from perfexp.errors import Unsupported
+from perfexp.probes import timing, turns
+from perfexp.probes.conditions import Observer
+from perfexp.records import disturbances
+from perfexp.statistics import variance
+from perfexp.statistics.estimators import Interval
+
+#: Rounds of the first race.
+_FIRST_ROUNDS = 4
+#: A call that is slower than the best by this factor in both of the first rounds is dropped.
+_HOPELESS = 1.5
+#: Rounds of the second race after which its result is checked; it ends with the last ones.
+_CHECKED_ROUNDS = (8, 16)
+#: Distance of the ratio from 1 at which the second race ends early, in half-widths of its interval. An early end at one
+#: half-width would be a second chance to find a difference where there is none.
+_CLEAR_HALF_WIDTHS = 2.0
+#: A call that is slower than the nominee by less than this factor is timed again, and how many of them are.
+_CLOSE, _MOST_CLOSE = 1.05, 2
+
+Calls = Mapping[str, timing.Call]
+#: Maps the name of a call to the function that runs its work, in this thread or in an isolated one.
+Where = Callable[[str], Callable[[Callable[[], Any]], Any]]
+
+
+class Launching(StrEnum):
+    """How all calls of a race were launched: each as one CUDA graph, kernel by kernel, or on a synchronous device."""
+
+    captured = "captured"
+    eager = "eager"
+    clock = "clock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of a second race.
+
+    Attributes:
+        chosen: the fastest call, or the default where the second race shows no difference.
+        launching: how the calls were launched in the race that decided.
+        seconds: time of each call by launching and name.
+        speedups: time of the default over that of each call, by launching and name.
+        not_captured: why the calls were not captured; None if they were.
+        unsteady: why the result is not for other processes; None if it is.
+    """
+
+    chosen: str
+    launching: Launching
+    seconds: Mapping[Launching, Mapping[str, Interval]]
+    speedups: Mapping[Launching, Mapping[str, Interval]]
+    not_captured: str | None = None
+    unsteady: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The result as fields of `EngineFacts`."""
+        return {
+            "seconds": {name: interval.value for name, interval in self.seconds[self.launching].items()},
+            "launching": self.launching.value,
+            "races": {
+                launching.value: {
+                    name: {**_ends("seconds", interval), **_ends("speedup", self.speedups[launching][name])}
+                    for name, interval in seconds.items()
+                }
+                for launching, seconds in self.seconds.items()
+            },
+            "not_captured": self.not_captured,
+            "not_cached": self.unsteady,
+        }
+
+
+@dataclass(kw_only=True)
+class Race:
+    """Two races on a device; `default` is the call that others have to beat. All calls have run before.
+
+    Attributes:
+        captures: returns a function that captures the calls of one race as one launch each, and raises `Unsupported`
+            where that is impossible; None for a device without graphs. If one call cannot be captured, none is.
+    """
+
+    device: Device
+    default: str
+    where: Where = lambda _: lambda work: work()
+    captures: Callable[[], Callable[[timing.Call], timing.Call]] | None = None
+    _not_captured: str | None = None
+    _observer: Observer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._observer = Observer(self.device)
+
+    def nominate(self, calls: Calls) -> list[str]:
+        """Return the fastest call and those about as fast, in the order of their times; hopeless ones stop early."""
+        contestants = self._captured(calls) or self._plain(calls)
+        taken: dict[str, list[float]] = {name: [] for name in calls}
+        running, orders = set(calls), turns.balanced(list(calls))
+        with timing.undisturbed():
+            for number in range(_FIRST_ROUNDS):
+                self._round({name: contestants[name] for name in next(orders) if name in running}, taken)
+                if number == 1:
+                    best = min(min(seconds) for seconds in taken.values())
+                    running = {name for name in running if min(taken[name]) <= _HOPELESS * best}
+        means = {name: variance.geometric_mean(taken[name]).value for name in running}
+        ranked = sorted(means, key=lambda name: means[name])
+        return [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]][: 1 + _MOST_CLOSE]
+
+    def decide(self, calls: Calls, nominee: str) -> Outcome:
+        """Time calls on fresh data, the default and the nominee of the first race among them, and choose between these.
+
+        Only the nominee can win: the fastest of several in the same race owes its place to chance as well.
+        """
+        plain = Launching.eager if self.device.asynchronous else Launching.clock
+        by_launching = {Launching.captured: self._captured(calls), plain: self._plain(calls)}
+        entries = {(how, name): turn for how, named in by_launching.items() for name, turn in (named or {}).items()}
+        decisive = next(iter(entries))[0]
+        taken: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
+        orders = turns.balanced(list(entries))
+        with timing.undisturbed():
+            for number in range(1, _CHECKED_ROUNDS[-1] + 1):
+                self._round({key: entries[key] for key in next(orders)}, taken)
+                if number in _CHECKED_ROUNDS and _is_clear(self._speedup(taken, decisive, nominee)):
+                    break
+        starved = {how for (how, _), turn in entries.items() if turn.starved}
+        shown = [how for how in dict.fromkeys(how for how, _ in entries) if how is decisive or how not in starved]
+        speedups = {how: {name: self._speedup(taken, how, name) for name in calls} for how in shown}
+        low = speedups[decisive][nominee].low
+        return Outcome(
+            chosen=nominee if low is not None and low > 1 else self.default,
+            launching=decisive,
+            seconds={how: {name: variance.geometric_mean(taken[how, name]) for name in calls} for how in shown},
+            speedups=speedups,
+            not_captured=self._not_captured,
+            unsteady=self._why_unsteady(is_starved=decisive in starved),
+        )
+
+    def _captured(self, calls: Calls) -> dict[str, turns.Turn] | None:
+        """The turns of the captured calls; None if not all of them can be captured."""
+        if self.captures is None or self._not_captured is not None:
+            return None
+        capture = self.captures()
+        try:
+            captured = {name: self.where(name)(partial(capture, call)) for name, call in calls.items()}
+        except Exception as error:
+            if not (isinstance(error, Unsupported) or self.device.is_out_of_memory(error)):
+                raise
+            self._not_captured = next(iter(str(error).splitlines()), type(error).__name__)
+            return None
+        return self._plain(captured, is_short=True)
+
+    def _plain(self, calls: Calls, *, is_short: bool = False) -> dict[str, turns.Turn]:
+        make = partial(turns.Turn, device=self.device, is_short=is_short)
+        return {name: self.where(name)(partial(make, call)) for name, call in calls.items()}
+
+    def _round(self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]) -> None:
+        """One turn of each contestant, whose key is its name or ends with it; then the device's conditions."""
+        begun_ns = self.device.now_ns()
+        for key, turn in contestants.items():
+            taken[key].append(self.where(key if isinstance(key, str) else key[1])(turn))
+        self._observer.block_ended("device", (self.device.now_ns() - begun_ns) * 1e-9)
+
+    def _speedup(self, taken: Mapping[Any, Sequence[float]], how: Launching, name: str) -> Interval:
+        pairs = zip(taken[how, self.default], taken[how, name], strict=True)
+        return variance.geometric_mean([default / own for default, own in pairs])
+
+    def _why_unsteady(self, *, is_starved: bool) -> str | None:
+        reasons = [doubt.message for doubt in disturbances.judge({}, {}, self._observer.facts())]
+        reasons += ["the host kept the device waiting"] if is_starved else []
+        return "; ".join(reasons) or None
+
+
+def _is_clear(speedup: Interval) -> bool:
+    """Whether the ratio is far enough from 1 for an early end; that of the default to itself is exact."""
+    assert speedup.high is not None
+    return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * math.log(speedup.high / speedup.value)
+
+
+def _ends(name: str, interval: Interval) -> dict[str, float | None]:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}

@@ -1,0 +1,96 @@
+"""Races: read the times of the engines that `algorithm=fastest` compared (`facts["algorithm"]` of a point)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from perfexp.records.record import Point
+from perfexp.statistics.estimators import Interval
+
+#: Engines whose times are compared with those of the chosen ones.
+BASELINES = ("default", "benchmark")
+
+#: Layer and pass.
+LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def passes(point: Point) -> Iterator[LayerPass]:
+    """Yield layers with their passes; records of earlier versions have none."""
+    for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
+        for one_pass in layer.get("passes", ()):
+            yield layer, one_pass
+
+
+def timed_passes(point: Point) -> list[LayerPass]:
+    """Return layers with their passes that had a race."""
+    return [each for each in passes(point) if each[1]["seconds"]]
+
+
+def seconds_of(one_pass: Mapping[str, Any], engine: str, launching: str | None = None) -> Interval | None:
+    """Return the time of an engine in the race that decided, or with another launching; None without one."""
+    raced = one_pass.get("races", {}).get(launching or one_pass.get("launching"), {}).get(engine)
+    if raced is not None:
+        return Interval(value=raced["seconds"], low=raced["seconds_low"], high=raced["seconds_high"])
+    value = None if launching else one_pass["seconds"].get(engine)
+    return None if value is None else Interval(value=value, low=None, high=None)
+
+
+def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
+    """Return the time of all calls of the convolutions, each alone, as `chosen` and by each baseline that ran in all.
+
+    Equal convolutions share one race and its error; the errors of different races are independent.
+    """
+    totals, races = {}, _distinct(timed)
+    for name in ("chosen", *BASELINES):
+        times = [(calls, seconds_of(race, _engine(race, name))) for calls, race in races]
+        known = [(calls, time) for calls, time in times if time is not None]
+        if known and len(known) == len(times):
+            value = sum(calls * time.value for calls, time in known)
+            totals[name] = _around(value, [calls * _error(time) for calls, time in known])
+    return totals
+
+
+def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
+    """Return by baseline how many times as long as the chosen engines it takes, by the `sums` of both."""
+    layers = list(timed)
+    totals, ratios = sums(layers), {}
+    for baseline in (name for name in BASELINES if name in totals):
+        chosen = totals["chosen"].value
+        ratio, errors = totals[baseline].value / chosen, []
+        for calls, race in _distinct(layers):
+            own, other = (seconds_of(race, _engine(race, name)) for name in ("chosen", baseline))
+            assert own is not None and other is not None  # both have a sum
+            is_same = race["selected"] == baseline  # then both have the same error
+            error = (1 - ratio) * _error(own) if is_same else math.hypot(_error(other), ratio * _error(own))
+            errors.append(calls * error / chosen)
+        ratios[baseline] = _around(ratio, errors)
+    return ratios
+
+
+def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Number of calls, and pass, of each race."""
+    calls: Counter[Any] = Counter()
+    races: dict[Any, Mapping[str, Any]] = {}
+    for layer, one_pass in timed:
+        key = (one_pass["which"], one_pass["selected"], tuple(one_pass["seconds"].items()))
+        calls[key] += layer.get("calls") or 1
+        races[key] = one_pass
+    return [(calls[key], race) for key, race in races.items()]
+
+
+def _engine(race: Mapping[str, Any], name: str) -> str:
+    return str(race["selected"]) if name == "chosen" else name
+
+
+def _error(interval: Interval) -> float:
+    """Half the width of an interval; NaN without one."""
+    return math.nan if interval.low is None or interval.high is None else (interval.high - interval.low) / 2
+
+
+def _around(value: float, errors: list[float]) -> Interval:
+    half = math.hypot(*errors)
+    is_known = not math.isnan(half)
+    return Interval(value=value, low=value - half if is_known else None, high=value + half if is_known else None)
