@@ -202,12 +202,7 @@ class Procedure:
         """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
         capture = self._capture(step, batches)
         method = point.facts.get("device_method")
-        if (
-            method == "queue"
-            and self.stopping.processes > 1
-            and self.is_anchor(point.key)
-            and self._can_replay(batches)
-        ):
+        if method == "queue" and self._has_graph_time(point.key, batches):
             graphed_time = partial(self._times.add_graph_time, point, capture)
             self._run_optional(point, "device/graph_seconds", graphed_time, "seconds")
         if method != "none":
@@ -221,9 +216,10 @@ class Procedure:
         """Whether a point is measured in more ways than other points of a sweep."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
-    def _can_replay(self, batches: Batches) -> bool:
-        """Whether a graph of the call would compute what the call does, in the same state of the caches."""
-        return self.group.size == 1 and self.cache is Cache.warm and not self.graph and on_device(batches)
+    def _has_graph_time(self, key: Key, batches: Batches) -> bool:
+        """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
+        can_replay = self.group.size == 1 and self.cache is Cache.warm and not self.graph and on_device(batches)
+        return can_replay and self.stopping.processes > 1 and self.is_anchor(key)
 
     def _run_optional(
         self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
