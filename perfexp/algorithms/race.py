@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -93,10 +93,6 @@ class Race:
     where: Where = lambda _: lambda work: work()
     captures: Callable[[], Callable[[timing.Call], timing.Call]] | None = None
     _not_captured: str | None = None
-    _observer: Observer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._observer = Observer(self.device)
 
     def nominate(self, calls: Calls) -> list[str]:
         """Return the fastest call and those about as fast, in the order of their times; hopeless ones stop early."""
@@ -123,10 +119,12 @@ class Race:
         entries = {(how, name): turn for how, named in by_launching.items() for name, turn in (named or {}).items()}
         decisive = next(iter(entries))[0]
         taken: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
-        orders = turns.balanced(list(entries))
+        orders, observer = turns.balanced(list(entries)), Observer(self.device)
         with timing.undisturbed():
             for number in range(1, _CHECKED_ROUNDS[-1] + 1):
+                begun_ns = self.device.now_ns()
                 self._round({key: entries[key] for key in next(orders)}, taken)
+                observer.block_ended("device", (self.device.now_ns() - begun_ns) * 1e-9)
                 if number in _CHECKED_ROUNDS and _is_clear(self._speedup(taken, decisive, nominee)):
                     break
         starved = {how for (how, _), turn in entries.items() if turn.starved}
@@ -139,7 +137,7 @@ class Race:
             seconds={how: {name: variance.geometric_mean(taken[how, name]) for name in calls} for how in shown},
             speedups=speedups,
             not_captured=self._not_captured,
-            unsteady=self._why_unsteady(is_starved=decisive in starved),
+            unsteady=_why_unsteady(observer, is_starved=decisive in starved),
         )
 
     def _captured(self, calls: Calls) -> dict[str, turns.Turn] | None:
@@ -161,20 +159,19 @@ class Race:
         return {name: self.where(name)(partial(make, call)) for name, call in calls.items()}
 
     def _round(self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]) -> None:
-        """One turn of each contestant, whose key is its name or ends with it; then the device's conditions."""
-        begun_ns = self.device.now_ns()
+        """One turn of each contestant, whose key is its name or ends with it."""
         for key, turn in contestants.items():
             taken[key].append(self.where(key if isinstance(key, str) else key[1])(turn))
-        self._observer.block_ended("device", (self.device.now_ns() - begun_ns) * 1e-9)
 
     def _speedup(self, taken: Mapping[Any, Sequence[float]], how: Launching, name: str) -> Interval:
         pairs = zip(taken[how, self.default], taken[how, name], strict=True)
         return variance.geometric_mean([default / own for default, own in pairs])
 
-    def _why_unsteady(self, *, is_starved: bool) -> str | None:
-        reasons = [doubt.message for doubt in disturbances.judge({}, {}, self._observer.facts())]
-        reasons += ["the host kept the device waiting"] if is_starved else []
-        return "; ".join(reasons) or None
+
+def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
+    reasons = [doubt.message for doubt in disturbances.judge({}, {}, observer.facts())]
+    reasons += ["the host kept the device waiting"] if is_starved else []
+    return "; ".join(reasons) or None
 
 
 def _is_clear(speedup: Interval) -> bool:
