@@ -516,7 +516,7 @@ def test_where_the_host_limits_the_loop_the_energy_is_given_at_both_paces():
     assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
     assert point.metric("energy/queued_call_seconds").value == pytest.approx(median(point), rel=0.01)
     assert "energy_pace" in codes(point)
-    assert point.facts["energy"]["idle_after"]
+    assert point.facts["energy"]["idle_last"]
 
 
 def test_where_the_device_limits_the_loop_there_is_one_energy():
@@ -531,11 +531,11 @@ def test_the_pace_of_the_device_and_idle_power_afterwards_are_measured_at_anchor
     measuring = host_bound(anchors=[((50, 50), 1)])
     point = measuring.measure(KEY)
     assert point.metric("energy/queued_per_call_joules") is None
-    assert "idle_after" not in point.facts["energy"]
+    assert "idle_last" not in point.facts["energy"]
     measuring.anchors = [(KEY.input_size, KEY.batch_size)]
     point = measuring.measure(KEY)
     assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
-    assert "idle_after" in point.facts["energy"]
+    assert "idle_last" in point.facts["energy"]
 
 
 @pytest.mark.parametrize(

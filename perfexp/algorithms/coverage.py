@@ -57,8 +57,8 @@ class EngineFacts:
         workspace_bytes: memory beyond the tensors; None where unknown.
         seconds: time of each engine in the race of `fastest` that decided.
         launching: how the engines of that race were launched: `captured`, `eager`, or `clock` on a CPU.
-        races: by launching and engine, `seconds` and `speedup` over torch's choice, with the ends of their 95 %
-            intervals (`_low`, `_high`).
+        races: `seconds` and `speedup` over torch's choice, with the ends of their 95 % intervals (`_low`, `_high`), by
+            launching and engine.
         errors: relative L2 error of each tried engine against float64.
         not_captured: reason why the engines were not captured.
         not_cached: reason why the choice is not stored for other processes.

@@ -31,7 +31,7 @@ class _Row:
     """One kind of inputs that a layer computed, and how often.
 
     Attributes:
-        report: of a single call.
+        report: report of a single call.
         calls: all calls so far.
         counted: calls of the one call of the model that is reported; None before.
     """

@@ -16,7 +16,7 @@ from perfexp.meters import Reading
 from perfexp.meters.energy_metrics import another_pace
 from perfexp.modes import Step, graphed
 from perfexp.probes.energy import EnergyProcedure, Plateau, counts
-from perfexp.records.point_times import first_median_interval, loop_interval
+from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loop_interval
 from perfexp.records.record import Point
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _queued(
     procedure: Procedure, energy: EnergyProcedure, loop: Plateau, point: Point, step: Step, batches: Batches
 ) -> Plateau | Reading | None:
     """Measure replays of the call as a graph, which keep the device busy; None where the loop does so as well."""
-    device, session, own = procedure.device, procedure.session, first_median_interval(point, "device")
+    device, session, own = procedure.device, procedure.session, first_median_interval(point, *DEVICE_TIMES)
     if own is not None and not another_pace(loop.call_seconds, own):
         return None
     if reason := _not_captured(procedure):

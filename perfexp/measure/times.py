@@ -248,7 +248,8 @@ class Times:
     def _judge_device(self, point: Point, chain: queue.Chain, name: str) -> None:
         """Add what limits the loop, and diagnostics of the device's own time."""
         device, series = self.device, point.find_series(name)
-        verdicts.judge_bound(point)
+        if "bound_by" not in point.facts:  # once: `device/graph` may follow `device`
+            verdicts.judge_bound(point)
         if chain.held.starved:
             point.doubts.append(diagnostics.make("queue_starved", blocks=chain.held.starved))
         if chain.flush is not None and series is not None and series.measured:

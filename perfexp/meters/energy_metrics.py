@@ -119,12 +119,16 @@ def total(readings: Sequence[Reading]) -> Reading:
 
 
 def product(first: Reading, second: Reading) -> Reading:
-    """The product, or the reason why a factor is missing; its relative half-width is √(a² + b²) (delta method)."""
+    """The product, or the reason why a factor is missing; its relative half-width is √(a² + b²) (delta method).
+
+    It has no interval if a factor has none; that of an exact factor is 0.
+    """
     if first.value is None or second.value is None:
         return Reading(None, first.reason if first.value is None else second.reason)
-    parts = [(first.half_width, second.value), (second.half_width, first.value)]
-    widths = [width * factor for width, factor in parts if width is not None]
-    return Reading(first.value * second.value, half_width=math.hypot(*widths) if widths else None)
+    half_width = None
+    if first.half_width is not None and second.half_width is not None:
+        half_width = math.hypot(first.half_width * second.value, second.half_width * first.value)
+    return Reading(first.value * second.value, half_width=half_width)
 
 
 def above(watts: Reading, idle_watts: Reading) -> Reading:

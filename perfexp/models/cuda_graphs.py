@@ -43,8 +43,7 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
     pool = torch.cuda.graph_pool_handle()
 
     def capture(call: Callable[[], object]) -> Callable[[], object]:
-        restored = torch.cuda.stream(torch.cuda.current_stream())  # a failed capture leaves its own stream current
-        with restored, _explained(device):
+        with _explained(device):
             call()
             # the mode permits other threads, such as those of a data loader, to call CUDA
             return _launchable(call, pool=pool, capture_error_mode="thread_local")
@@ -54,7 +53,8 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
 
 def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, **options):
+    restored = torch.cuda.stream(torch.cuda.current_stream())  # a failed capture leaves its own stream current
+    with restored, torch.cuda.graph(graph, **options):
         call()
     graph.replay()
     torch.cuda.synchronize()

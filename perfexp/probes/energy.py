@@ -25,6 +25,8 @@ from perfexp.statistics.estimators import Interval
 _WORKED_SHARE = 0.5
 #: Pause before the windows of an idle power that follows calls, and their greatest length.
 _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
+#: Points in a row whose counter and integral disagree, after which further points do not wait for an agreement.
+_MOST_DISAGREED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ class EnergyProcedure:
     beside: Beside = threaded
     _idle: list[Power] = field(default_factory=list)
     _tick_seconds: dict[str, float] = field(default_factory=dict)
+    _disagreed: int = 0
 
     def idle(self) -> Power | None:
         """Return the device's power with nothing running, before anything was measured; None without a meter."""
@@ -105,8 +108,8 @@ class EnergyProcedure:
             feeder = Feeder(call, self.device, self.sleep)
             calls, taken = self.beside(watch, feeder)
         self._remember(tracks)
-        if any(windows.disagrees for windows in watch.windows):
-            # more windows were in vain, and would be so for every further point of these meters
+        self._disagreed = self._disagreed + 1 if any(windows.disagrees for windows in watch.windows) else 0
+        if self._disagreed >= _MOST_DISAGREED:  # more windows were in vain, and would be so for every further point
             self.rules = replace(self.rules, most_seconds=0.0)
         call_seconds = Reading(None, "no call was completed in the window")
         if calls:
@@ -152,7 +155,7 @@ class EnergyProcedure:
         metrics = _metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated)
         metrics += _of_windows(plateau)
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
-        facts |= {"idle_after": idle[-1].facts()} if len(idle) > 1 else {}
+        facts |= {"idle_last": idle[-1].facts()} if len(idle) > 1 else {}
         others = [("idle power", item) for item in idle]
         if isinstance(queued, Plateau):
             facts["queued"] = queued.power.facts()
@@ -179,9 +182,9 @@ def counts(*, images_per_call: int, trains: bool, calls_per_epoch: int | None) -
         trains: whether the energy of an epoch is reported as well.
         calls_per_epoch: None where the data has no end.
     """
-    calls_per = {"call": Reading(1.0), "image": Reading(1 / images_per_call)}
+    calls_per = {"call": Reading(1.0, half_width=0.0), "image": Reading(1 / images_per_call, half_width=0.0)}
     if trains:
-        calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples")
+        calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples", half_width=0.0)
     return calls_per
 
 

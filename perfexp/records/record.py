@@ -206,13 +206,13 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: str
 
 
-class EarlierTime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EarlierTime(msgspec.Struct, kw_only=True):
     """A time of a point in earlier runs of the same command on this machine, oldest first.
 
     Attributes:
         key: key of the point in the first process.
         time: name of the series.
-        runs: for each run and each of its processes, median and mean seconds per call.
+        runs: median and mean seconds per call of each process of each run.
     """
 
     key: Key

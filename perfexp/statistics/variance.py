@@ -21,7 +21,7 @@ class Component:
     """Variance of the logarithm of a time between processes.
 
     Attributes:
-        variance: of log seconds.
+        variance: variance of log seconds.
         degrees: degrees of freedom of the estimate.
     """
 
@@ -49,7 +49,7 @@ def between_processes(groups: Sequence[Sequence[float]]) -> Component | None:
     """Return the variance between processes, pooled over several points.
 
     Args:
-        groups: for each point, the medians of the processes that measured it, in seconds.
+        groups: medians of the processes that measured each point, in seconds.
 
     Returns:
         None if no point was measured by two processes.
@@ -110,7 +110,7 @@ def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     other times also differ by the state of the machine. It is never below the variance that the processes explain.
 
     Args:
-        runs: for each run, the statistic of its processes, above 0; the run in question is the last one.
+        runs: statistic of the processes of each run, above 0; the run in question is the last one.
 
     Returns:
         None if nothing was repeated.

@@ -173,7 +173,7 @@ def test_idle_power_that_rises_with_the_heat_is_covered_before_and_after():
     assert idle.low < 100.0 < 120.0 < idle.high
     net = metric(energy, "net_per_call_joules")
     assert net.low < 0.6 < 0.62 < net.high
-    assert set(energy.facts) == {"meters", "idle", "idle_after"}
+    assert set(energy.facts) == {"meters", "idle", "idle_last"}
 
 
 def test_a_rest_takes_two_seconds():
