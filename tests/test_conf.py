@@ -272,10 +272,10 @@ def test_the_experiment_with_every_model_has_every_model():
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen
 
 
-def test_the_recipe_of_cifar_10_is_that_of_its_comment_and_takes_another_model():
+def test_the_recipe_for_cifar_10_takes_another_model():
     recipe = config.typed(plan("experiment=cifar10", "model=resnet34", "data.root=somewhere"))
     optimizer = recipe.mode.train["optimizer"]
     assert optimizer == {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0005}
     assert recipe.model["name"] == "resnet34"
-    [key] = recipe.timed_keys()
-    assert (key.phase, key.input_size, key.batch_size) == ("train", (32, 32), 256)
+    keys = {(key.phase, key.input_size, key.batch_size) for key in recipe.timed_keys()}
+    assert keys == {("train", (32, 32), 256)}

@@ -19,7 +19,7 @@ class Augmentation:
     """Random crops, half of them mirrored, and normalization: equal on the host and on a device.
 
     Args:
-        mean: of the pixels by channel, from 0 to 255, as `std`.
+        mean: mean of the pixels by channel, from 0 to 255, as their deviation `std`.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def make(
 
     Args:
         counts: numbers of images of `train` and `test`.
-        classes: the first so many of `SHAPES`.
+        classes: number of shapes, taken from `SHAPES` in order.
     """
     refuse_filled(root)
     sources = sources_of(photographs)
