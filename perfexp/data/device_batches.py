@@ -104,7 +104,7 @@ class DeviceBatches:
         """See `Batches`. The batch is always full; raises `Unsupported` for fewer images than in a batch."""
         check_batch(self._count, self._batch_size)
         # numbers that are drawn in a capture would be drawn again by each replay
-        if self._left == 0 and not (self._images.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._left <= 0 and not (self._images.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._begin()
         return self._full()
 

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from perfexp.host.untrusted import printable
+
 #: Operations that push their own argument: integers, texts and bytes in all protocols.
 _CONSTANTS = (
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "SHORT_BINSTRING", "BINSTRING"),
@@ -93,7 +95,7 @@ def read(content: bytes) -> Any:
     except Refused:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise Refused(f"it is not a pickle of plain values ({' '.join(str(error).split())[:80]})") from error
+        raise Refused(f"it is not a pickle of plain values ({printable(str(error)[:80])})") from error
 
 
 class _Reading:
@@ -202,7 +204,7 @@ _METHODS: dict[str, Callable[[_Reading], None]] = {
 
 
 def _refuse(name: str) -> NoReturn:
-    raise Refused(f"it asks for {name[:80]}, which plain values do not need; nothing of it was run")
+    raise Refused(f"it asks for {printable(name[:80])}, which plain values do not need; nothing of it was run")
 
 
 def _finished(value: Any) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle  # noqa: TID251 - for files that would run something
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.data import Batches, Pipeline, made_shapes
+from perfexp.data import Batches, Pipeline, made_shapes, pickled
 from perfexp.data.cifar import Cifar
 from perfexp.data.cifar_files import FORMATS, Format, read
 from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
@@ -135,6 +137,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "eval": (lambda folder: _attack(folder, eval, f"open('{folder}/ran', 'w')"), r"eval\b"),
     "old spelling": (lambda folder: f"cos\nsystem\n(S'touch {folder}/ran'\ntR.".encode(), "os.system"),
     "instance": (lambda folder: f"(S'touch {folder}/ran'\nios\nsystem\n.".encode(), "the operation INST"),
+    "two lines": (lambda folder: b"\x80\x04\x8c\x02os\x8c\x08a\x1b[2J\nb\r\x93)R.", r"os\.a\?\[2J\?b"),
     "persistent": (lambda folder: b"\x80\x02U\x01aQ.", "the operation BINPERSID"),
     "objects": (lambda folder: _changed(data=np.array([["a"]], object)), "another kind than uint8"),
     "floats": (lambda folder: _changed(data=DATA.astype(np.float32)), "another kind than uint8"),
@@ -170,6 +173,26 @@ def test_the_hostile_pickles_would_run(tmp_path: Path) -> None:
     for case in ("os.system", "open", "eval", "old spelling", "instance"):
         pickle.loads(HOSTILE[case][0](tmp_path))
         (tmp_path / "ran").unlink()
+
+
+def test_mutated_pickles_are_read_or_refused_and_nothing_else() -> None:
+    random = Random(0)
+    codes = [operation.code.encode("latin-1") for operation in pickletools.opcodes]
+    published = [cifar_folders.python2(PICKLED, "test_batch")]
+    published += [cifar_folders.content(PICKLED, "test_batch", protocol) for protocol in range(6)]
+    refused = 0
+    for _ in range(500):
+        content = bytearray(random.choice(published))
+        for _ in range(random.randint(1, 4)):
+            # most operations are at the ends, around the pixels
+            place = random.choice([random.randrange(120), len(content) - 1 - random.randrange(200)])
+            content[place : place + random.randrange(5)] = random.choice(codes)
+        try:
+            pickled.read(bytes(content))
+        except pickled.Refused as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 250 < refused < 500
 
 
 def _irregular(file: Path) -> None:
