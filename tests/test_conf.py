@@ -31,6 +31,9 @@ GIVEN = {
     ("model", "mmseg"): ["model.config=somewhere.py"],
     ("data", "images"): ["data.root=somewhere"],
     ("data", "cityscapes"): ["data.root=somewhere"],
+    ("data", "cifar10"): ["data.root=somewhere"],
+    ("data", "cifar100"): ["data.root=somewhere"],
+    ("experiment", "cifar10"): ["data.root=somewhere"],
 }
 GPUS = [path.stem for path in sorted((CONF / "gpu").glob("*.yaml"))]
 SHEETS = [name for name in GPUS if name not in ("auto", "cpu", "mps", "fake")]
@@ -267,3 +270,12 @@ def test_the_experiment_with_every_model_has_every_model():
     known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
     assert known - chosen == {"fake", "mmseg", "torchvision"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen
+
+
+def test_the_recipe_for_cifar_10_takes_another_model():
+    recipe = config.typed(plan("experiment=cifar10", "model=resnet34", "data.root=somewhere"))
+    optimizer = recipe.mode.train["optimizer"]
+    assert optimizer == {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0005}
+    assert recipe.model["name"] == "resnet34"
+    keys = {(key.phase, key.input_size, key.batch_size) for key in recipe.timed_keys()}
+    assert keys == {("train", (32, 32), 256)}

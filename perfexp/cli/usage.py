@@ -31,6 +31,7 @@ _COMMANDS = {
     "speed DIR": "speed file of a training, also from a log",
     "benchmark fastscnn sp fp32 2 500 5": "train a model and write its speed file here",
     "make-data DIR": "small segmentation data set to try out",
+    "make-data cifar10 DIR": "small stand-in for CIFAR-10",
     "clean": "delete tables and profiles after confirmation",
     "log DIR": "send records to MLflow again",
     "ui": "open MLflow",

@@ -1,4 +1,4 @@
-"""perfexp make-data: make a small data set in Cityscapes' layout from photographs, for trials and timing."""
+"""perfexp make-data: make a small data set from photographs, for trials and timing."""
 
 from __future__ import annotations
 
@@ -7,43 +7,89 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app, echo
-from perfexp.data import made_streets
+from perfexp.commands.app import app, echo, one_of
+from perfexp.data import made_shapes, made_streets
 from perfexp.errors import UserError
 from perfexp.sweep import parse_sizes
 
 _SMALLEST, _LARGEST = 32, 16384
+#: The layouts, and the options that only one of them takes.
+_OPTIONS = {"cityscapes": ("size", "val"), "cifar10": ("test", "classes")}
+#: Files of training images in CIFAR-10's format, none of which is empty.
+_FILES = 5
 
 
 @app.command("make-data")
 def make_data(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder, empty or new.")],
+    where: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[LAYOUT] DIR", help="Output folder, empty or new, after cityscapes (default) or cifar10."
+        ),
+    ],
     photographs: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Photographs to crop; by default the two that scikit-learn ships."),
     ] = None,
-    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of each image.")] = "1024x2048",
-    train: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Training images.")] = 32,
-    val: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images.")] = 8,
+    size: Annotated[str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")] = None,
+    train: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Training images; 32, or 10000 for cifar10.")
+    ] = None,
+    val: Annotated[int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images; 8.")] = None,
+    test: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(metavar="N", min=2, max=10, help="Classes of cifar10; 10.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops.")] = 0,
 ) -> None:
-    """Make a small data set in Cityscapes' layout, for data=cityscapes: crops of photographs, and masks of 19 classes.
+    """Make a small data set from crops of photographs, for data=cityscapes or data=cifar10.
 
-    The masks are artificial, from colors and positions. Use them to try out and to time, not to learn. The same
+    For cityscapes there are masks of 19 classes. They are artificial, from colors and positions: use them to try out
+    and to time, not to learn. For cifar10 the classes are shapes on the images, which convolutions learn. The same
     photographs, sizes, numbers and seed give the same pixels.
     """
+    layout, folder = _layout(where)
+    given = {"size": size, "val": val, "test": test, "classes": classes}
+    for name in (name for other, names in _OPTIONS.items() if other != layout for name in names):
+        if given[name] is not None:
+            raise UserError(f"--{name} is not for {layout}; its own are --{' and --'.join(_OPTIONS[layout])}.")
+    files = None if photographs is None else made_streets.photographs_in(photographs)
+    if layout == "cifar10":
+        _make_shapes(folder, files, train or 10_000, test or 2_000, classes or len(made_shapes.SHAPES), seed)
+    else:
+        _make_streets(folder, files, size or "1024x2048", train or 32, val or 8, seed)
+
+
+def _layout(where: list[str]) -> tuple[str, Path]:
+    """The layout and the folder that were typed."""
+    if len(where) == 1 and where[0] in _OPTIONS:
+        raise UserError(f"Name the folder: perfexp make-data {where[0]} DIR; ./{where[0]} is a folder of this name.")
+    if len(where) > 2:
+        raise UserError(f"make-data takes a layout and a folder, not {' '.join(where)}.")
+    return one_of("layout", where[0], list(_OPTIONS)) if len(where) == 2 else "cityscapes", Path(where[-1])
+
+
+def _progress(text: str) -> None:
+    if typer.get_text_stream("stderr").isatty():
+        typer.echo(f"\r{text}   ", nl=False, err=True)
+
+
+def _make_streets(folder: Path, files: list[Path] | None, size: str, train: int, val: int, seed: int) -> None:
     [(height, width)] = parse_sizes(size)
     if not (_SMALLEST <= height <= _LARGEST and _SMALLEST <= width <= _LARGEST):
         raise UserError(f"--size {size}: from {_SMALLEST} to {_LARGEST} pixels.")
-    is_terminal = typer.get_text_stream("stderr").isatty()
-    made_streets.make(
-        folder,
-        photographs=None if photographs is None else made_streets.photographs_in(photographs),
-        counts={"train": train, "val": val},
-        size=(height, width),
-        seed=seed,
-        progress=lambda text: typer.echo(f"\r{text}   ", nl=False, err=True) if is_terminal else None,
-    )
+    counts = {"train": train, "val": val}
+    made_streets.make(folder, photographs=files, counts=counts, size=(height, width), seed=seed, progress=_progress)
     echo(f"{folder}: {train} images of training and {val} of evaluation, {height} × {width}.")
     echo(made_streets.NO_TRUTH)
     echo(f"Check it: perfexp doctor data.root={folder}")
+
+
+def _make_shapes(folder: Path, files: list[Path] | None, train: int, test: int, classes: int, seed: int) -> None:
+    if train < _FILES:
+        raise UserError(f"--train {train}: at least {_FILES}, one for each file of CIFAR-10.")
+    counts = {"train": train, "test": test}
+    made_shapes.make(folder, photographs=files, counts=counts, classes=classes, seed=seed, progress=_progress)
+    echo(f"{folder}: {train} images of training and {test} of evaluation, {classes} classes, in CIFAR-10's format.")
+    echo("It stands in for CIFAR-10, and its accuracies are its own.")
+    echo(f"Train on it: python -m perfexp experiment=cifar10 data.root={folder} epochs=5")

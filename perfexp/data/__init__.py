@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import Protocol
 
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
+
+
+class Pipeline(StrEnum):
+    """How batches come to the device: prepared by worker processes, or from all images, which lie there."""
+
+    loader = "loader"
+    device = "device"
 
 
 class Batches(Protocol):

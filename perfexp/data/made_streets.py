@@ -60,6 +60,19 @@ def public_photographs() -> list[tuple[str, Image.Image]]:
     ]
 
 
+def sources_of(photographs: Sequence[Path] | None) -> list[tuple[str, Image.Image]]:
+    """Photographs with their names, from files, or those of scikit-learn (None)."""
+    if photographs is None:
+        return public_photographs()
+    return [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs]
+
+
+def refuse_filled(root: Path) -> None:
+    """Raise `UserError` for a folder with something in it, or a file in its place."""
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
+
+
 def make(
     root: Path,
     *,
@@ -74,10 +87,8 @@ def make(
     Equal photographs, counts, size and seed give the same pixels. Raises `UserError` if a photograph cannot be read, or
     the folder is not empty or cannot be written.
     """
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
-    named = [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs or ()]
-    sources = public_photographs() if photographs is None else named
+    refuse_filled(root)
+    sources = sources_of(photographs)
     about = {
         "made_by": "perfexp make-data",
         "masks": NO_TRUTH,

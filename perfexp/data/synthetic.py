@@ -18,6 +18,8 @@ _TIMES_CACHE = 2
 class Cycled:
     """Batches on the device, in rotation; constant if they share their inputs."""
 
+    on_device = True
+
     def __init__(self, batches: Sequence[Batch], per_epoch: int | None, *, constant: bool) -> None:
         self._cycle, self.per_epoch, self.constant = cycle(batches), per_epoch, constant
 
@@ -40,8 +42,8 @@ class Rotating(Cycled):
 
 
 def on_device(batches: Batches) -> bool:
-    """Whether all batches are on the device already."""
-    return batches.constant or isinstance(batches, Cycled)
+    """Whether all batches are on the device already, or are made there."""
+    return batches.constant or getattr(batches, "on_device", False)
 
 
 #: Number of label sets for the same inputs. With one, training soon memorizes it; loss and gradients become zeros and

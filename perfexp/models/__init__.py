@@ -13,6 +13,13 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 
 
+class Stem(StrEnum):
+    """First layers of a ResNet: 7 × 7 with stride 2 and pooling, or 3 × 3 with stride 1 for images of 32 × 32."""
+
+    imagenet = "imagenet"
+    cifar = "cifar"
+
+
 @dataclass(kw_only=True)
 class Precision:
     """The number formats in which a model computes.

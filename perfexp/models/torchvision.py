@@ -10,7 +10,7 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import UserError, did_you_mean
-from perfexp.models import Execution, Precision
+from perfexp.models import Execution, Precision, Stem
 from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
@@ -44,10 +44,12 @@ class Torchvision:
         weights_dir: str | None = None,
         num_classes: int | None = None,
         frames: int = 16,
+        stem: Stem = Stem.imagenet,
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.name, self._weights, self._weights_dir = name, weights, weights_dir
         self._num_classes, self._frames, self._kwargs = num_classes, frames, dict(kwargs or {})
+        self._stem = Stem(stem)  # a plan has its name
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
@@ -63,6 +65,8 @@ class Torchvision:
             )
         torch.manual_seed(seed)
         module = self._build(weights=published, num_classes=classes)
+        if self._stem is Stem.cifar:
+            self._give_small_stem(module, published)
         if file is not None:
             load_weights(module, file)
         plain = self.name.removeprefix("quantized_")
@@ -115,6 +119,16 @@ class Torchvision:
             raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
         assert isinstance(module, torch.nn.Module)
         return module
+
+    def _give_small_stem(self, module: torch.nn.Module, published: Any) -> None:
+        """Replace the first layers by those for images of 32 × 32, initialized as torchvision's."""
+        if not isinstance(module, models.ResNet):
+            raise UserError(f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out.")
+        if published is not None:
+            raise UserError(f"The weights {published} are for model.stem=imagenet; leave one of the two out.")
+        module.conv1 = torch.nn.Conv2d(3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False)
+        torch.nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+        module.maxpool = torch.nn.Identity()
 
     def _kind(self, package: str, classes: int) -> Kind:
         if package == "video":

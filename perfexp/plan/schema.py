@@ -19,7 +19,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from perfexp.algorithms import Backend, Objective, OnUnsupported
+from perfexp.data import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
+from perfexp.models import Stem
 from perfexp.stopping import Steady
 
 
@@ -76,6 +78,7 @@ TARGETS = {
     "data/synthetic": "perfexp.data.synthetic.Synthetic",
     "data/images": "perfexp.data.images.Images",
     "data/cityscapes": "perfexp.data.cityscapes.Cityscapes",
+    "data/cifar": "perfexp.data.cifar.Cifar",
     "stopping/precision": "perfexp.stopping.Precision",
     "stopping/fixed": "perfexp.stopping.Fixed",
     "sweep/point": "perfexp.sweep.Point",
@@ -88,6 +91,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
+    **{kind.__name__: kind for kind in (Pipeline, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from perfexp import commands
+from perfexp.data import cifar_files
 from perfexp.data.cityscapes_folder import IMAGES, SPLITS, VOID, Pair, find_pairs, inspect, read_mask
 from tests.data.streets import cut_off
 
@@ -207,3 +208,45 @@ def test_other_settings_are_refused(capsys, arguments: list[str], told: str) -> 
     code, printed = doctor(capsys, *arguments)
     assert code == 2
     assert told in printed
+
+
+def make_shapes(folder: Path, *options: str) -> int:
+    return commands.run(["make-data", "cifar10", str(folder), "--train", "13", "--test", "4", *options])
+
+
+def test_a_stand_in_for_cifar_10_is_in_its_format(tmp_path: Path, photographs: Path, capsys) -> None:
+    folder = tmp_path / "made"
+    assert make_shapes(folder, "--classes", "3", "--photographs", str(photographs / "temple")) == 0
+    assert "13 images of training and 4 of evaluation, 3 classes" in capsys.readouterr().out
+    contents = cifar_files.read(folder, 10)
+    assert contents.classes == ["disc", "ring", "square"]
+    assert sorted(np.bincount(contents.train.labels)) == [4, 4, 5]
+    assert (len(contents.train.pixels), len(contents.test.pixels)) == (13, 4)
+    assert json.loads((folder / "made.json").read_text())["images"] == {"train": 13, "test": 4}
+
+
+def test_the_seed_makes_the_same_stand_in(tmp_path: Path) -> None:
+    made = []
+    for name, seed in (("one", "0"), ("same", "0"), ("other", "1")):
+        make_shapes(tmp_path / name, "--seed", seed)
+        made.append([file.read_bytes() for file in sorted((tmp_path / name).glob("*.bin"))])
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["cifar10"], "Name the folder: perfexp make-data cifar10 DIR"),
+        (["cifar", "x"], "Did you mean cifar10"),
+        (["cifar10", "x", "y"], "takes a layout and a folder"),
+        (["cifar10", "x", "--val", "3"], "--val is not for cifar10"),
+        (["x", "--classes", "3"], "--classes is not for cityscapes"),
+        (["cifar10", "x", "--train", "4"], "at least 5"),
+    ],
+)
+def test_a_wrong_layout_is_explained(tmp_path: Path, monkeypatch, capsys, arguments: list[str], told: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert commands.run(["make-data", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

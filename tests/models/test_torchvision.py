@@ -15,6 +15,7 @@ from perfexp.errors import UserError
 from perfexp.models import Execution, Precision
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision import Torchvision
+from perfexp.models.torchvision_import import import_torchvision
 from tests.rotation import some_of
 
 #: One builder of each family, with a size that is small for it, some of them by the commit: all builders are in
@@ -329,3 +330,31 @@ def test_only_missing_compiled_operators_are_worked_around(preparation: str, out
     script = IMPORT.format(preparation=preparation)
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.startswith(output), done.stderr
+
+
+def test_the_stem_for_small_images_neither_strides_nor_pools(tmp_path: Path) -> None:
+    usual, small = (open_model("resnet18", classes=10, stem=stem) for stem in ("imagenet", "cifar"))
+    sizes: dict[str, torch.Size] = {}
+    for name, session in (("usual", usual), ("small", small)):
+        module: Any = session.module
+        module.layer1.register_forward_pre_hook(lambda _, inputs, name=name: sizes.update({name: inputs[0].shape}))
+        with session.inferring():
+            session.forward(torch.zeros(1, 3, 32, 32))
+    assert sizes == {"usual": (1, 64, 8, 8), "small": (1, 64, 32, 32)}
+    parameters = [sum(weight.numel() for weight in session.module.parameters()) for session in (usual, small)]
+    assert parameters == [11_181_642, 11_173_962]  # He et al.'s stem has 3 × 64 × (7² - 3²) weights fewer
+    torch.save(small.module.state_dict(), tmp_path / "small.pt")
+    again = open_model("resnet18", classes=10, stem="cifar", seed=1, weights=str(tmp_path / "small.pt"))
+    assert again.module.state_dict()["conv1.weight"].equal(small.module.state_dict()["conv1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"name": "vgg11"}, "for ResNets"), ({"name": "resnet18", "weights": "DEFAULT"}, "leave one of the two out")],
+)
+def test_a_stem_that_does_not_fit_is_refused(
+    settings: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Torchvision, "_build", lambda model, **_: import_torchvision().models.get_model(model.name))
+    with pytest.raises(UserError, match=message):
+        open_model(**settings, stem="cifar")

@@ -1,0 +1,114 @@
+"""CIFAR-10 and CIFAR-100: small labelled images, prepared by worker processes, or all on the device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from perfexp.data import Batches, Pipeline, cifar_archive, cifar_files
+from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
+from perfexp.data.loading import Loading, Order, Preparation, Samples
+from perfexp.errors import UserError
+from perfexp.models import Session
+
+_SIZE = cifar_files.SHAPE[1:]
+
+
+class Cifar:
+    """The images of CIFAR-10 or CIFAR-100, or others in their format, with a class each.
+
+    Training images are shuffled, cropped with a border of four black pixels and mirrored at random. All are normalized
+    by the mean and deviation of the training images. Raises `UserError` if files are missing or not of their format.
+
+    Args:
+        root: folder of the files, or the one above it.
+        classes: 10 or 100; the files may name fewer.
+        download: whether to download the published archive into `root` if files are missing.
+        workers: number of processes that prepare images; 0 prepares them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
+        prefetch_factor: batches that each worker prepares ahead.
+    """
+
+    labelled = True
+    held_out = True
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        classes: int = 10,
+        pipeline: Pipeline = Pipeline.loader,
+        download: bool = False,
+        workers: int = 2,
+        pin_memory: bool = True,
+        prefetch_factor: int = 2,
+    ) -> None:
+        if classes not in cifar_files.FORMATS:
+            raise UserError(f"data.classes={classes}: set 10 or 100, which data=cifar10 and data=cifar100 do.")
+        folder, self._pipeline = Path(root).expanduser(), Pipeline(pipeline)  # a plan has its name
+        self.workers = workers if self._pipeline is Pipeline.loader else 0
+        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
+        if download:
+            cifar_archive.ensure(folder, classes)
+        contents = cifar_files.read(folder, classes)
+        self.num_classes: int | None = len(contents.classes)
+        self.num_samples: int | None = len(contents.train.labels)
+        self._train, self._test = _tensors(contents.train), _tensors(contents.test)
+        self._mean_and_std = _mean_and_std(contents.train)
+
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> AbstractContextManager[Batches]:
+        if tuple(input_size) != _SIZE:
+            raise UserError(f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: add input_size=32.")
+        pixels, labels = self._train if training else self._test
+        if self._pipeline is Pipeline.device:
+            return nullcontext(
+                DeviceBatches(
+                    pixels,
+                    labels,
+                    self._mean_and_std,
+                    session=session,
+                    batch_size=batch_size,
+                    training=training,
+                    seed=seed,
+                )
+            )
+        preparation = Prepared(pixels, labels, Augmentation(*self._mean_and_std, _SIZE), training=training)
+        order = Order(len(labels), seed if training else None)
+        return self._loading.open(Samples(range(len(labels)), preparation), session, batch_size, training, seed, order)
+
+
+class Prepared(Preparation):
+    """Preparation of whole batches in a worker process, by torch's generator."""
+
+    def __init__(
+        self, pixels: torch.Tensor, labels: torch.Tensor, augmentation: Augmentation, *, training: bool
+    ) -> None:
+        self._pixels, self._labels, self._augmentation, self._training = pixels, labels, augmentation, training
+
+    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._pixels[number], self._labels[number]
+
+    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        pixels, labels = super().collate(samples)
+        if self._training:
+            draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
+            pixels = self._augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)
+        return self._augmentation.normalized(pixels), labels
+
+
+def _tensors(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(images.pixels), torch.from_numpy(images.labels)
+
+
+def _mean_and_std(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of the pixels by channel, from 0 to 255."""
+    channels = (torch.from_numpy(channel).flatten() for channel in images.pixels.swapaxes(0, 1))
+    counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels])
+    values = torch.arange(256, dtype=torch.float64)
+    shares = counts.double() / counts.sum(dim=1, keepdim=True)
+    mean = shares @ values
+    return mean, (shares @ values**2 - mean**2).sqrt()

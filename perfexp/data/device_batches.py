@@ -1,0 +1,141 @@
+"""Batches cut from images that all lie on the device: by tensor operations alone, without the host's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import pad
+
+from perfexp.data.loading import check_batch
+from perfexp.models import Batch, Session
+
+#: Black pixels on each side of an image, in which a random crop of its own size is cut
+#: (He et al., "Deep Residual Learning for Image Recognition", section 4.2).
+PADDING = 4
+
+
+class Augmentation:
+    """Random crops, half of them mirrored, and normalization: equal on the host and on a device.
+
+    Args:
+        mean: mean of the pixels by channel, from 0 to 255, as their deviation `std`.
+    """
+
+    def __init__(
+        self, mean: torch.Tensor, std: torch.Tensor, size: tuple[int, int], device: torch.device | None = None
+    ) -> None:
+        self._height, self._width = size
+        self._factor, self._shift = (one.float().view(-1, 1, 1).to(device) for one in (1 / std, -mean / std))
+        self._channels = torch.arange(len(mean), device=device).view(-1, 1, 1)
+        self._down = torch.arange(self._height, device=device).view(-1, 1)
+        self._across = torch.arange(self._width, device=device)
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Images uint8 (count, channels, height, width) as float32 of mean 0 and deviation 1."""
+        return torch.addcmul(self._shift, pixels.float(), self._factor)
+
+    def cropped(self, padded: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """A crop of each of the images with these numbers, of the size without padding.
+
+        Args:
+            padded: all images, see `padded`.
+            rows: numbers of images, int64 (batch,).
+            draws: int64 (3, batch), see `draw`: pixels left out at the top and at the left, and 1 for a mirrored crop.
+        """
+        top, left, mirrored = draws.view(3, -1, 1, 1)
+        columns = torch.where(mirrored == 1, self._width - 1 - self._across, self._across) + left
+        return padded[rows.view(-1, 1, 1, 1), self._channels, self._down + top.unsqueeze(1), columns.unsqueeze(1)]
+
+
+def padded(pixels: torch.Tensor) -> torch.Tensor:
+    """Images with a black border."""
+    return pad(pixels, (PADDING,) * 4)
+
+
+def draw(draws: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Fill an int64 tensor (3, count) with places of crops, and with whether they are mirrored."""
+    draws[:2].random_(0, 2 * PADDING + 1, generator=generator)
+    draws[2].random_(0, 2, generator=generator)
+    return draws
+
+
+class DeviceBatches:
+    """Batches by number from images on the device, normalized there, and cropped and mirrored in training.
+
+    Each pass draws its order, crops and mirrorings on the device, into tensors that stay at their addresses. So does
+    the position in the order, which a batch moves on by itself: a captured batch can be replayed, within its pass.
+
+    Args:
+        pixels: uint8 (count, channels, height, width), on the host.
+        labels: int64 (count,).
+    """
+
+    constant = False
+    on_device = True
+
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        mean_and_std: tuple[torch.Tensor, torch.Tensor],
+        *,
+        session: Session,
+        batch_size: int,
+        training: bool,
+        seed: int,
+    ) -> None:
+        count = len(labels)
+        if training:
+            check_batch(count, batch_size)
+        stored = session.place(Batch(inputs=padded(pixels) if training else pixels, targets=labels))
+        device = stored.inputs.device
+        self._images, self._labels, self._session, self._batch_size = stored.inputs, stored.targets, session, batch_size
+        self._augmentation = Augmentation(*mean_and_std, (pixels.shape[2], pixels.shape[3]), device)
+        self._count, self._full_batches, self._left = count, count // batch_size, 0
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._order, self._first = torch.arange(count, device=device), torch.arange(batch_size, device=device)
+        self._rest = self._order[:0] if training else self._order[self._full_batches * batch_size :]
+        self.per_epoch: int | None = self._full_batches + bool(len(self._rest))
+        self._draws = torch.zeros(3, count, dtype=torch.int64, device=device) if training else None
+        self._upcoming = self._first.clone()
+
+    def next(self) -> Batch:
+        """See `Batches`. The batch is always full; raises `Unsupported` for fewer images than in a batch."""
+        check_batch(self._count, self._batch_size)
+        # numbers that are drawn in a capture would be drawn again by each replay
+        if self._left <= 0 and not (self._images.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._begin()
+        return self._full()
+
+    def epoch(self) -> Iterator[Batch]:
+        """See `Batches`. In evaluation the last batch may be smaller."""
+        self._begin()
+        while self._left:
+            yield self._full()
+        if len(self._rest):
+            yield self._cut(self._rest)
+
+    def _begin(self) -> None:
+        """Begin a pass; in training in a new order, with other crops."""
+        self._left = self._full_batches
+        self._upcoming.copy_(self._first)
+        if self._draws is not None:
+            torch.randperm(self._count, generator=self._generator, out=self._order)
+            draw(self._draws, self._generator)
+
+    def _full(self) -> Batch:
+        """The next full batch; on the device, the first one follows the last one."""
+        batch = self._cut(self._upcoming)
+        self._upcoming.add_(self._batch_size).remainder_(self._full_batches * self._batch_size)
+        self._left -= 1
+        return batch
+
+    def _cut(self, places: torch.Tensor) -> Batch:
+        """The images at these places in the order of the pass."""
+        rows = self._order[places]
+        if self._draws is None:
+            pixels = self._images[rows]
+        else:
+            pixels = self._augmentation.cropped(self._images, rows, self._draws[:, places])
+        return self._session.place(Batch(inputs=self._augmentation.normalized(pixels), targets=self._labels[rows]))

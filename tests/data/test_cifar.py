@@ -1,0 +1,437 @@
+"""CIFAR-10 and CIFAR-100: the published formats, files that are not of them, and the two ways to the device."""
+
+from __future__ import annotations
+
+import os
+import pickle  # noqa: TID251 - for files that would run something
+import pickletools
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfexp.data import Batches, Pipeline, made_shapes, pickled
+from perfexp.data.cifar import Cifar
+from perfexp.data.cifar_files import FORMATS, Format, read
+from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
+from perfexp.devices.cpu import CpuDevice
+from perfexp.errors import Unsupported, UserError
+from perfexp.models import Execution, Precision, Session
+from perfexp.models.module import adapt
+from tests.data import cifar_folders
+from tests.data.cifar_folders import BINARY, COUNT, PICKLED, STYLES
+
+# Torch starts the loader's workers by fork; Python 3.12 and later warn of that where there are threads.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def open_session(module: torch.nn.Module) -> Session:
+    return adapt(module, "small").open(
+        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+    )
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return open_session(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    cifar_folders.write(tmp_path, BINARY)
+    return tmp_path
+
+
+def opened(data: Cifar, session: Session, *, batch_size: int = 4, training: bool = True, seed: int = 0) -> Any:
+    return data.open(session=session, input_size=(32, 32), batch_size=batch_size, training=training, seed=seed)
+
+
+def classes_of(style: Format) -> int:
+    return next(classes for classes, styles in FORMATS.items() if style in styles)
+
+
+# formats
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.folder)
+@pytest.mark.parametrize("inside", [True, False], ids=["folder itself", "parent"])
+def test_each_format_gives_its_images_and_labels(tmp_path: Path, style: Format, inside: bool) -> None:
+    folder = cifar_folders.write(tmp_path, style)
+    contents = read(folder if inside else tmp_path, classes_of(style))
+    for part, files in ((contents.train, style.train), (contents.test, (style.test,))):
+        pixels, labels = zip(*(cifar_folders.images(style, file) for file in files), strict=True)
+        np.testing.assert_array_equal(part.pixels, np.concatenate(pixels))
+        assert part.labels.tolist() == [label for listed in labels for label in listed]
+    assert len(contents.classes) == classes_of(style)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_pickles_of_every_protocol_are_read(tmp_path: Path, protocol: int) -> None:
+    cifar_folders.write(tmp_path, PICKLED, protocol)
+    np.testing.assert_array_equal(read(tmp_path, 10).test.pixels, cifar_folders.images(PICKLED, "test_batch")[0])
+
+
+def test_pickles_of_python_2_are_read_as_published(tmp_path: Path) -> None:
+    folder = cifar_folders.write(tmp_path, PICKLED)
+    content = cifar_folders.python2(PICKLED, "test_batch")
+    assert pickle.loads(content, encoding="latin1")["labels"] == cifar_folders.images(PICKLED, "test_batch")[1]
+    (folder / "test_batch").write_bytes(content)
+    np.testing.assert_array_equal(read(tmp_path, 10).test.pixels, cifar_folders.images(PICKLED, "test_batch")[0])
+
+
+def test_the_classes_are_those_that_the_files_name(root: Path) -> None:
+    (root / BINARY.folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
+    data = Cifar(root=str(root))
+    assert (data.num_classes, data.num_samples, data.held_out, data.labelled) == (10, 5 * COUNT, True, True)
+
+
+# what is missing, or not of the format
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.folder)
+def test_a_missing_file_is_named_with_its_archive(tmp_path: Path, style: Format) -> None:
+    (cifar_folders.write(tmp_path, style) / style.train[0]).unlink()
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, classes_of(style))
+    told = str(caught.value)
+    assert f"lacks {style.train[0]}." in told
+    assert all(text in told for text in (style.archive, style.md5, style.folder, "data.download=true"))
+
+
+@pytest.mark.parametrize("classes", FORMATS)
+def test_without_data_the_archive_and_its_checksum_are_named(tmp_path: Path, classes: int) -> None:
+    with pytest.raises(
+        UserError, match=rf"no CIFAR-{classes} .*{FORMATS[classes][0].archive} \(MD5 {FORMATS[classes][0].md5}"
+    ):
+        read(tmp_path, classes)
+
+
+class _Runs:
+    """A pickle of it calls a function when it is unpickled."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call[0], self.call[1:]
+
+
+def _attack(folder: Path, *call: Any) -> bytes:
+    return pickle.dumps({**cifar_folders.fields(PICKLED, "test_batch"), "labels": _Runs(*call)})
+
+
+def _changed(**changes: Any) -> bytes:
+    return pickle.dumps({**cifar_folders.fields(PICKLED, "test_batch"), **changes})
+
+
+DATA = cifar_folders.fields(PICKLED, "test_batch")["data"]
+#: Content of test_batch by what is wrong with it, from the folder, and what the error says.
+HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "os.system": (lambda folder: _attack(folder, os.system, f"touch {folder}/ran"), "posix.system"),
+    "open": (lambda folder: _attack(folder, open, f"{folder}/ran", "w"), r"io\.open"),
+    "eval": (lambda folder: _attack(folder, eval, f"open('{folder}/ran', 'w')"), r"eval\b"),
+    "old spelling": (lambda folder: f"cos\nsystem\n(S'touch {folder}/ran'\ntR.".encode(), "os.system"),
+    "instance": (lambda folder: f"(S'touch {folder}/ran'\nios\nsystem\n.".encode(), "the operation INST"),
+    "two lines": (lambda folder: b"\x80\x04\x8c\x02os\x8c\x08a\x1b[2J\nb\r\x93)R.", r"os\.a\?\[2J\?b"),
+    "persistent": (lambda folder: b"\x80\x02U\x01aQ.", "the operation BINPERSID"),
+    "objects": (lambda folder: _changed(data=np.array([["a"]], object)), "another kind than uint8"),
+    "floats": (lambda folder: _changed(data=DATA.astype(np.float32)), "another kind than uint8"),
+    "columns": (lambda folder: _changed(data=np.asfortranarray(DATA)), "another kind than uint8"),
+    "fewer labels": (lambda folder: _changed(labels=[1]), "for each label"),
+    "no label": (lambda folder: _changed(labels=[10**30] * COUNT), "for each label"),
+    "unknown label": (lambda folder: _changed(labels=[10] * COUNT), "the label 10"),
+    "no images": (lambda folder: pickle.dumps({"labels": [1]}), "lacks data"),
+    "a list": (lambda folder: pickle.dumps([1, 2]), "lacks data"),
+    "nested": (lambda folder: b"\x80\x02}(" + b")" + b"\x85" * 500_000 + b"K\x01u.", "not a text"),
+    "truncated": (lambda folder: _changed()[:-100], "not a pickle"),
+    "huge length": (lambda folder: b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.", "not a pickle"),
+    "text": (lambda folder: b"no pickle at all", "not a pickle"),
+    "empty": (lambda folder: b"", "not a pickle"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_or_broken_pickle_is_one_line_and_runs_nothing(tmp_path: Path, case: str) -> None:
+    make, told = HOSTILE[case]
+    folder = cifar_folders.write(tmp_path, PICKLED)
+    (folder / "test_batch").write_bytes(make(tmp_path))
+    with pytest.raises(UserError, match=told) as caught:
+        read(tmp_path, 10)
+    assert str(caught.value).startswith(f"{folder}/test_batch ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_hostile_pickles_would_run(tmp_path: Path) -> None:
+    for case in ("os.system", "open", "eval", "old spelling", "instance"):
+        pickle.loads(HOSTILE[case][0](tmp_path))
+        (tmp_path / "ran").unlink()
+
+
+def test_mutated_pickles_are_read_or_refused_and_nothing_else() -> None:
+    random = Random(0)
+    codes = [operation.code.encode("latin-1") for operation in pickletools.opcodes]
+    published = [cifar_folders.python2(PICKLED, "test_batch")]
+    published += [cifar_folders.content(PICKLED, "test_batch", protocol) for protocol in range(6)]
+    refused = 0
+    for _ in range(500):
+        content = bytearray(random.choice(published))
+        for _ in range(random.randint(1, 4)):
+            # most operations are at the ends, around the pixels
+            place = random.choice([random.randrange(120), len(content) - 1 - random.randrange(200)])
+            content[place : place + random.randrange(5)] = random.choice(codes)
+        try:
+            pickled.read(bytes(content))
+        except pickled.Refused as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 250 < refused < 500
+
+
+def _irregular(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _linked(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("test_batch.bin", lambda file: file.write_bytes(file.read_bytes()[:-1]), "multiple of 3073"),
+        ("test_batch.bin", lambda file: file.write_bytes(b""), "0 bytes"),
+        ("test_batch.bin", lambda file: file.write_bytes(b"\x0a" * 3073), "the label 10"),
+        ("data_batch_2.bin", _irregular, "a FIFO"),
+        ("data_batch_3.bin", _linked, "a link"),
+        ("batches.meta.txt", lambda file: file.write_text(""), "2 to 10 classes"),
+        ("batches.meta.txt", lambda file: file.write_text("a\n" * 11), "2 to 10 classes"),
+    ],
+)
+def test_a_broken_binary_file_is_one_line(root: Path, file: str, change: Callable[[Path], object], told: str) -> None:
+    change(root / BINARY.folder / file)
+    with pytest.raises(UserError, match=told) as caught:
+        read(root, 10)
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_command_ends_with_one_line_and_code_2(run: Any, tmp_path: Path) -> None:
+    folder = cifar_folders.write(tmp_path / "data", PICKLED)
+    (folder / "test_batch").write_bytes(HOSTILE["os.system"][0](tmp_path))
+    command = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train")
+    code, told, _ = run(*command, "data=cifar10", f"data.root={folder}", "input_size=32", "output_dir=x")
+    assert code == 2
+    assert told.count("posix.system") == 1
+    assert "Traceback" not in told
+    assert not (tmp_path / "ran").exists()
+
+
+def test_wrong_settings_are_explained(root: Path, session: Session) -> None:
+    with pytest.raises(UserError, match="set 10 or 100"):
+        Cifar(root=str(root), classes=20)
+    with pytest.raises(UserError, match="add input_size=32"):
+        Cifar(root=str(root)).open(session=session, input_size=(224, 224), batch_size=1, training=True, seed=0)
+    for pipeline in Pipeline:
+        data = Cifar(root=str(root), workers=0, pipeline=pipeline)
+        with pytest.raises(Unsupported, match="fewer than the 31"):
+            opened(data, session, batch_size=31)
+
+
+# the two pipelines
+
+
+def crop(image: torch.Tensor, down: int, across: int, mirrored: int) -> torch.Tensor:
+    """A crop of a padded image (3, 40, 40), by slices."""
+    cut = image[:, down : down + 32, across : across + 32]
+    return cut.flip(2) if mirrored else cut
+
+
+def test_crops_and_normalization_are_those_of_their_definition() -> None:
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (5, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    mean, std = torch.tensor([120.0, 110.0, 90.0]), torch.tensor([60.0, 55.0, 65.0])
+    augmentation, rows = Augmentation(mean, std, (32, 32)), torch.tensor([4, 0, 0, 2, 1, 3, 3])
+    draws = torch.tensor([[0, 8, 4, 3, 0, 7, 8], [0, 8, 4, 1, 8, 2, 0], [0, 1, 0, 1, 1, 0, 1]])
+    cut = augmentation.cropped(padded(pixels), rows, draws)
+    expected = [crop(padded(pixels)[row], *place) for row, place in zip(rows, draws.T.tolist(), strict=True)]
+    assert torch.equal(cut, torch.stack(expected))
+    assert torch.equal(cut[2], pixels[0])  # four pixels in, which is the image itself
+    normalized = (cut / 255 - mean.view(3, 1, 1) / 255) / (std.view(3, 1, 1) / 255)
+    torch.testing.assert_close(augmentation.normalized(cut), normalized)
+
+
+def test_places_are_drawn_evenly_from_all() -> None:
+    draws = draw(torch.empty(3, 90_000, dtype=torch.int64), torch.Generator().manual_seed(0))
+    for row, values in zip(draws, (2 * PADDING + 1, 2 * PADDING + 1, 2), strict=True):
+        counts = torch.bincount(row, minlength=values)
+        assert len(counts) == values
+        assert (counts / (90_000 / values) - 1).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("pipeline", Pipeline)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_pipelines_give_each_image_once_and_the_same_in_evaluation(
+    root: Path, session: Session, pipeline: Pipeline, workers: int
+) -> None:
+    data = Cifar(root=str(root), pipeline=pipeline, workers=workers)
+    contents = read(root, 10)
+    with opened(data, session, training=False) as batches:
+        assert batches.per_epoch == 2
+        taken = list(batches.epoch())
+        again = [batches.next() for _ in range(2)]
+    pixels, labels = torch.from_numpy(contents.test.pixels), torch.from_numpy(contents.test.labels)
+    values = torch.from_numpy(contents.train.pixels).double()
+    mean, std = (one.view(3, 1, 1) for one in (values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0)))
+    expected = ((pixels - mean) / std).float()
+    torch.testing.assert_close(torch.cat([batch.inputs for batch in taken]), expected)
+    assert torch.cat([batch.targets for batch in taken]).equal(labels)
+    assert [len(batch.inputs) for batch in taken] == [4, 2]
+    assert [len(batch.inputs) for batch in again] == [4, 4]  # a smaller call would be another measurement
+
+
+@pytest.mark.parametrize("pipeline", Pipeline)
+def test_a_training_pass_has_each_image_once_in_another_order_and_other_crops(
+    root: Path, session: Session, pipeline: Pipeline
+) -> None:
+    data = Cifar(root=str(root), pipeline=pipeline, workers=0)
+    with opened(data, session, batch_size=7) as batches:
+        assert batches.per_epoch == 4
+        passes = [list(batches.epoch()) for _ in range(2)]
+    labels = [torch.cat([batch.targets for batch in one]).tolist() for one in passes]
+    assert all(len(one) == 28 for one in labels)
+    assert labels[0] != labels[1]
+    everything = read(root, 10).train.labels.tolist()
+    for one in labels:
+        assert all(one.count(label) <= everything.count(label) for label in range(10))
+
+
+def first_inputs(batches: Batches, count: int = 6) -> torch.Tensor:
+    return torch.cat([batches.next().inputs for _ in range(count)])
+
+
+@pytest.mark.parametrize("pipeline", Pipeline)
+def test_the_seed_makes_order_and_crops_reproducible(root: Path, session: Session, pipeline: Pipeline) -> None:
+    def drawn(seed: int) -> torch.Tensor:
+        with opened(Cifar(root=str(root), pipeline=pipeline, workers=1), session, batch_size=10, seed=seed) as batches:
+            return first_inputs(batches)
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+def test_both_pipelines_draw_from_the_same_images(root: Path, session: Session) -> None:
+    """Mean and deviation over many passes agree pixel by pixel: the same crops, mirrorings and normalization."""
+    averages = []
+    for pipeline in Pipeline:
+        with opened(Cifar(root=str(root), pipeline=pipeline, workers=0), session, batch_size=30) as batches:
+            inputs = torch.cat([batches.next().inputs for _ in range(300)])
+        averages.append((inputs.mean(0), inputs.std(0)))
+    (mean, std), (other_mean, other_std) = averages
+    # 9,000 images: the standard error of a pixel's mean is 0.011, and five of them leave no pixel of 3,072 outside
+    assert (mean - other_mean).abs().max() < 5 * 2**0.5 * std.max() / 9_000**0.5
+    assert (std / other_std - 1).abs().max() < 0.1
+
+
+class _Operations(TorchDispatchMode):
+    """Records operations; those for which the host would wait for a device end the test."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__.split(".")[-1]
+        assert not any(name.startswith(waiting) for waiting in self.WAITING), name
+        self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_device_pipeline_waits_for_nothing_and_makes_no_tensor_from_the_hosts_numbers(
+    root: Path, session: Session
+) -> None:
+    with opened(Cifar(root=str(root), pipeline=Pipeline.device), session) as batches:
+        batches.next()
+        with _Operations() as operations:
+            for _ in range(2 * batches.per_epoch):
+                batches.next()
+    assert "randperm" in operations.names
+    made = {"lift_fresh", "arange", "empty", "zeros"}  # a list of the host's numbers would be copied to the device
+    assert not made & set(operations.names)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), _Operations():
+        torch.ones(1).item()
+
+
+def test_a_captured_batch_could_be_replayed(root: Path, session: Session) -> None:
+    """Whatever the host does not repeat, replays go through the pass again and again, at the same addresses."""
+    with opened(Cifar(root=str(root), pipeline=Pipeline.device), session, batch_size=10) as batches:
+        assert isinstance(batches, DeviceBatches)
+        first = batches.next()
+        fixed = (batches._order, batches._draws, batches._upcoming)
+        addresses = [tensor.data_ptr() for tensor in fixed]
+        replayed = [batches._full() for _ in range(3)]
+        assert torch.equal(replayed[2].inputs, first.inputs)
+        assert not torch.equal(replayed[0].inputs, first.inputs)
+        next(batches.epoch())
+        assert addresses == [tensor.data_ptr() for tensor in (batches._order, batches._draws, batches._upcoming)]
+
+
+# the stand-in
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Cifar:
+    root = tmp_path_factory.mktemp("shapes") / "made"
+    counts = {"train": 1500, "test": 400}
+    made_shapes.make(root, photographs=None, counts=counts, classes=10, seed=0, progress=lambda text: None)
+    return Cifar(root=str(root), pipeline=Pipeline.device)
+
+
+def accuracy(session: Session, data: Cifar) -> float:
+    with opened(data, session, batch_size=100, training=False) as batches, session.inferring():
+        pairs = [session.correct(session.forward(batch.inputs), batch.targets) for batch in batches.epoch()]
+    return sum(correct for correct, _ in pairs) / sum(count for _, count in pairs)
+
+
+def test_a_linear_classifier_does_not_learn_the_stand_in(shapes: Cifar) -> None:
+    torch.manual_seed(0)
+    session = open_session(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10)))
+    update = session.optimizer({"name": "adam", "lr": 0.0003})
+    best = 0.0
+    with opened(shapes, session, batch_size=100) as batches:
+        for _ in range(8):
+            train_pass(session, batches, update)
+            best = max(best, accuracy(session, shapes))
+    assert best < 0.4
+
+
+def test_a_small_convolutional_network_learns_the_stand_in(shapes: Cifar) -> None:
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for before, after in ((3, 16), (16, 32), (32, 64)):
+        layers += [torch.nn.Conv2d(before, after, 3, padding=1, bias=False), torch.nn.BatchNorm2d(after)]
+        layers += [torch.nn.ReLU(), torch.nn.MaxPool2d(2) if after < 64 else torch.nn.AdaptiveMaxPool2d(1)]
+    session = open_session(torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    update = session.optimizer({"name": "adam", "lr": 0.003})
+    with opened(shapes, session, batch_size=50) as batches:
+        for _ in range(5):
+            train_pass(session, batches, update)
+    assert accuracy(session, shapes) > 0.7
+
+
+def train_pass(session: Session, batches: Batches, update: Callable[[], None]) -> None:
+    with session.training():
+        for batch in batches.epoch():
+            session.backward(session.loss(session.learn(batch), batch.targets))
+            update()
