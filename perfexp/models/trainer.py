@@ -151,7 +151,9 @@ class TorchTrainer(Trainer):
             groups = self._optimizer.state_dict()["param_groups"]
             own_state = deepcopy(content["optimizer"])  # torch would share its tensors, which training changes
             self._optimizer.load_state_dict({"state": own_state, "param_groups": groups})
+            before = {name: value.clone() for name, value in self._module.state_dict().items()}
             self._load()
+            self._module.load_state_dict(before)
         except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{file} can't be resumed from: {reason}. {_ADVICE}") from error

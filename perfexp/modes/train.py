@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from perfexp.data import Batches
 from perfexp.errors import UserError
-from perfexp.models import Session
+from perfexp.models import Session, Trainer
 from perfexp.modes import State, Step
 from perfexp.modes.schedules import Rates, Schedule
 
@@ -62,7 +63,12 @@ class Train:
             ("decay_epochs", decay_epochs, decay_epochs >= 1, "1 epoch or more"),
             ("decay_factor", decay_factor, 0 < decay_factor <= 1, "a number above 0, up to 1"),
             ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "a number from 0, below 1"),
-            ("clip_grad_norm", clip_grad_norm, clip_grad_norm is None or clip_grad_norm > 0, "a positive number"),
+            (
+                "clip_grad_norm",
+                clip_grad_norm,
+                clip_grad_norm is None or 0 < clip_grad_norm < math.inf,
+                "a positive number",
+            ),
             ("ema", ema, ema is None or 0 < ema < 1, "a decay between 0 and 1, for example 0.999"),
             ("eval_every", eval_every, eval_every is None or eval_every >= 1, "1 epoch or more, or null"),
             ("patience", patience, patience is None or patience >= 1, "1 evaluation or more, or null"),
@@ -104,8 +110,11 @@ class Train:
             decay_factor=self.decay_factor,
         )
 
-    def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        state = State(source=batches.next)
+    def updating(self, session: Session, batch_size: int) -> tuple[Callable[[], None], Trainer | None]:
+        """The optimizer's part of a step, and the state of the training.
+
+        Raises `UserError` for settings that the session does not take, and for a checkpoint that does not fit.
+        """
         update = session.optimizer({**self.optimizer, **self._extra()})
         trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
         if trainer is None and (unsupported := self._of_trainer()):
@@ -113,6 +122,11 @@ class Train:
                 f"{unsupported[0]}: the model trains by its own settings, or has no state to save; leave it out. "
                 "A model of mmsegmentation takes it with model.optimizer=mode."
             )
+        return update, trainer
+
+    def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
+        state = State(source=batches.next)
+        update, trainer = self.updating(session, batch_size)
         loss_of = partial(session.loss, label_smoothing=self.label_smoothing) if self.label_smoothing else session.loss
 
         def data() -> None:
@@ -172,7 +186,7 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an optimizer, those of SGD only for SGD; raises `UserError` for impossible ones."""
     is_sgd = settings.get("name", "sgd") == "sgd"
     settings = {key: value for key, value in settings.items() if is_sgd or key not in _OF_SGD}
-    for key, least, most in (("lr", 0.0, float("inf")), ("momentum", 0.0, 1.0), ("weight_decay", 0.0, float("inf"))):
+    for key, least, most in (("lr", 0.0, math.inf), ("momentum", 0.0, 1.0), ("weight_decay", 0.0, math.inf)):
         value = settings.get(key, least)
         if not (isinstance(value, int | float) and least <= value < most):
             allowed = f"from 0, below {most:g}" if most == 1.0 else "of 0 or more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfexp.devices import Cache
@@ -75,8 +76,8 @@ def _check_numbers(plan: config.Plan) -> None:
 def _check_training(plan: config.Plan) -> None:
     """Raise UserError for settings of whole epochs without epochs, and for checkpoints of more than one training."""
     node = plan.mode.train
-    if node is None or node["_target_"] != "perfexp.modes.train.Train":
-        return
+    if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
+        return  # a mode of the user's, whose code belongs into the worker
     mode = config.build(node)
     if mode.of_epochs and plan.epochs is None:
         raise UserError(f"{mode.of_epochs[0]} is for whole epochs: set epochs=N, or leave it out.")

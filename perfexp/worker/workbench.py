@@ -62,6 +62,7 @@ class Workbench:
         with self.reserved(self.device):
             self.device.start()  # not before: even an idle context disturbs who measures on the device
             self.load_model()
+            self._check_checkpoint()
             if profiled and self.paths.environment.exists():
                 self.require_same_environment()
             else:
@@ -132,6 +133,12 @@ class Workbench:
             num_classes=self.data.num_classes if self.data.labelled else None,
             seed=self.plan.seed,
         )
+
+    def _check_checkpoint(self) -> None:
+        """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
+        train = self.plan.mode.train
+        if train is not None and train.get("resume_from"):
+            config.build(train).updating(self.session, self.plan.batch_size[0])
 
     @contextmanager
     def procedure(self, **extra: Any) -> Iterator[Procedure]:
