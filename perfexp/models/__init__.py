@@ -78,6 +78,15 @@ class Batch:
     targets: Any
 
 
+class Schedule(StrEnum):
+    """How the learning rate changes over a training."""
+
+    constant = "constant"
+    cosine = "cosine"
+    step = "step"
+    one_cycle = "one_cycle"
+
+
 class Trainer(Protocol):
     """The state of a training: weights, optimizer, schedule, moving average and random numbers."""
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
+
+from perfexp.models import Schedule
 
 #: Of `one_cycle`, as in torch's OneCycleLR: share of steps that go up; first over highest and last over first rate.
 _UP, _FIRST, _LAST = 0.3, 1 / 25, 1e-4
-
-
-class Schedule(StrEnum):
-    """How the learning rate changes over a training."""
-
-    constant = "constant"
-    cosine = "cosine"
-    step = "step"
-    one_cycle = "one_cycle"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from perfexp.data import Batches
 from perfexp.errors import UserError
-from perfexp.models import Session, Trainer
+from perfexp.models import Schedule, Session, Trainer
 from perfexp.modes import State, Step
-from perfexp.modes.schedules import Rates, Schedule
+from perfexp.modes.schedules import Rates
 
 #: Settings in the configuration that other optimizers than SGD do without.
 _OF_SGD = ("momentum", "nesterov")

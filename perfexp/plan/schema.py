@@ -20,7 +20,7 @@ from omegaconf import MISSING
 
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.modes.schedules import Schedule
+from perfexp.models import Schedule
 from perfexp.stopping import Steady
 
 

@@ -22,11 +22,11 @@ from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.measure.procedure import Procedure
-from perfexp.models import Execution, Precision
+from perfexp.models import Execution, Precision, Schedule
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.weights import load_weights
-from perfexp.modes.schedules import Rates, Schedule
+from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
 from perfexp.records.record import Key, Point, Status
 from perfexp.stopping import Fixed
