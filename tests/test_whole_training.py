@@ -3,13 +3,17 @@
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from perfexp import commands
+from perfexp.errors import UserError
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Status
 from perfexp.records.summary import rows
 from perfexp.tables.quantities import point_runs, quantities
+from perfexp.worker.workbench import Workbench
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")
 
@@ -107,3 +111,46 @@ def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run
     assert commands.run(["clean", "a", "--kind", "pt", "--yes"]) == 0
     assert not list(Path("a/checkpoints").iterdir())
     assert [point.status for point in record.points] == [Status.OK]
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_checkpoints_are_moved_aside_with_the_results_and_come_back(tmp_path, is_measured):
+    paths = RunPaths(tmp_path / "x")
+    paths.create()
+    checkpoint = paths.checkpoint("net", "images", "best")
+    checkpoint.parent.mkdir()
+    (checkpoint.parent / "mine.pt").write_text("mine")
+    paths.claim(checkpoint)
+    checkpoint.write_text("earlier")
+    paths.move_results(None)
+    assert not checkpoint.exists()
+    if is_measured:
+        paths.delete_moved_results()
+    else:
+        paths.restore_results()
+        assert checkpoint.read_text() == "earlier"
+    assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["mine.pt"] + ["net_images_best.pt"] * (
+        not is_measured
+    )
+    assert not list(paths.root.glob(".replaced-*"))
+
+
+def test_what_a_crash_left_of_a_checkpoint_is_removed(tmp_path):
+    paths = RunPaths(tmp_path / "x")
+    paths.create()
+    checkpoint = paths.checkpoint("net", "images", "best")
+    checkpoint.parent.mkdir()
+    paths.claim(checkpoint)
+    for name in (".net_images_best.pt.abcdefgh", ".other_best.pt.abcdefgh"):
+        (checkpoint.parent / name).write_text("half")
+    paths.remove_leftovers()
+    assert [path.name for path in checkpoint.parent.iterdir()] == [".other_best.pt.abcdefgh"]
+
+
+def test_a_folder_of_checkpoints_that_is_a_link_is_not_written_to(tmp_path):
+    bench = Workbench(
+        SimpleNamespace(choices={"data": "images"}, model_name="net"), RunPaths(tmp_path), lambda *_: None
+    )
+    (tmp_path / "checkpoints").symlink_to("/tmp")
+    with pytest.raises(UserError, match="checkpoints is a link"):
+        bench._checkpoint("best")

@@ -163,7 +163,7 @@ class Procedure:
                 self._times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += self.device.memory()  # before any call other than the timed ones
+            point.metrics += self.device.memory()  # before any further pass
             if point.key.replicate:
                 self._add_graph_time(point, step, batches)
                 return

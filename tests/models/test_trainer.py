@@ -32,6 +32,7 @@ from perfexp.records.record import Key, Point, Status
 from perfexp.stopping import Fixed
 
 KEY = Key(phase="train", input_size=(12, 12), batch_size=4, precision="fp32")
+FP32 = Precision(name="fp32")
 SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 
 
@@ -61,24 +62,32 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def open_session(module: torch.nn.Module | None = None, **execution: Any) -> TorchSession:
+def open_session(
+    module: torch.nn.Module | None = None, *, precision: Precision = FP32, **execution: Any
+) -> TorchSession:
     return TorchSession(
         module or Net(),
         kind=Classification(2),
         name="net",
         device=CpuDevice(),
-        precision=Precision(name="fp32"),
+        precision=precision,
         execution=Execution(**execution),
         facts={},
     )
 
 
 def procedure(
-    data: Any, folder: Path, *, epochs: int, module: torch.nn.Module | None = None, **train: Any
+    data: Any,
+    folder: Path,
+    *,
+    epochs: int,
+    module: torch.nn.Module | None = None,
+    precision: Precision = FP32,
+    **train: Any,
 ) -> Procedure:
     """A procedure with one training, whose checkpoints are NAME.pt in a folder; torch is deterministic from now on."""
     train = {"optimizer": SGD, **train}
-    session = open_session(module, deterministic=True)
+    session = open_session(module, precision=precision, deterministic=True)
     return Procedure(
         session=session,
         device=session.device,
@@ -226,6 +235,7 @@ MOVING = [
     {"optimizer": {"name": "adamw", "lr": 0.01}, "clip_grad_norm": 0.1, "label_smoothing": 0.1},
     {"ema": 0.9, "log_every": 1},
     {"optimizer": {"name": "sgd", "lr": 0.05}},
+    {"precision": Precision(name="amp_fp16", autocast="float16")},
 ]
 
 
