@@ -26,6 +26,7 @@ from perfexp.models import Execution, Precision, Schedule
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.weights import load_weights
+from perfexp.modes import graphed
 from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
 from perfexp.records.record import Key, Point, Status
@@ -451,3 +452,31 @@ def test_a_step_without_further_settings_is_what_it_was() -> None:
 def names(batches: Batches, **settings: Any) -> list[str]:
     step = Train(optimizer={"lr": 0.1}, **settings).prepare(session=open_session(), batches=batches, batch_size=4)
     return [name for name, _ in step.segments]
+
+
+def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from_a_tensor(monkeypatch: Any) -> None:
+    session = open_session()
+    replayed: list[int] = []
+
+    def capture(call: Any) -> Any:
+        return lambda: (replayed.append(1), call())
+
+    monkeypatch.setattr(session, "capture", capture)
+    mode = Train(optimizer={"lr": 0.1}, schedule=Schedule.cosine, ema=0.9)
+    with Synthetic().open(session=session, input_size=(12, 12), batch_size=4, training=True, seed=0) as batches:
+        step = mode.prepare(session=session, batches=batches, batch_size=4)
+        with step.active():
+            step.call()
+            captured = graphed(step, session, constant=True)
+            [group] = session._optimizer.param_groups  # type: ignore[union-attr]
+            rate = group["lr"] = torch.tensor(0.1)
+            assert captured.trainer is not None
+            captured.trainer.begin(mode.rates(1, 4).factor, 0, seed=0)
+            seen = [float(rate)]
+            for _ in range(3):
+                captured.call()
+                seen.append(float(rate))
+    assert [name for name, _ in captured.segments] == ["data", "graph", "schedule", "ema"]
+    assert len(replayed) == 3
+    assert group["lr"] is rate
+    assert seen == pytest.approx([0.1 * mode.rates(1, 4).factor(number) for number in range(4)])
