@@ -119,7 +119,8 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
                 names = _options_of(schema)
                 every = schema == "gpu" or len(names) == len(options[group])
                 parts += ["### Keys\n" if every else f"### Keys of {', '.join(f'`{name}`' for name in names)}\n"]
-                parts += [_keys_table(node, described.pop(schema), f"{group}.")]
+                prefix = "mode.train." if schema == "mode/train" else f"{group}."
+                parts += [_keys_table(node, described.pop(schema), prefix)]
     if described:
         raise Stale(f"descriptions of unknown schemas: {sorted(described)}")
     return "\n".join(parts)

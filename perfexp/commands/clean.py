@@ -21,7 +21,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
-from perfexp.records.paths import RunPaths, SweepPaths, is_artifact
+from perfexp.records.paths import CHECKPOINTS, RunPaths, SweepPaths, is_artifact
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
@@ -136,8 +136,10 @@ def _found(
             seen.busy += 1
         else:
             seen.folders += 1
-            for name in run.claimed():
-                if (file := _file(manifest.parent, name, endings, latest, seen)) is not None:
+            for claimed in run.claimed():
+                name = claimed.removeprefix(f"{CHECKPOINTS}/")
+                home = manifest.parent if name == claimed else manifest.parent / CHECKPOINTS
+                if (file := _file(home, name, endings, latest, seen)) is not None:
                     yield file
 
 
@@ -152,7 +154,7 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
         about, place = path.lstat(), home.lstat()
     except (OSError, ValueError):
         return None
-    if Path(name).name != name or not stat.S_ISREG(about.st_mode):
+    if Path(name).name != name or not stat.S_ISREG(about.st_mode) or not stat.S_ISDIR(place.st_mode):
         seen.stays[_AWAY] += 1
     elif name in _KEPT:
         seen.stays[_MEASURED] += 1
@@ -202,7 +204,8 @@ def _is_deleted(file: _File) -> bool:
             about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
             if not (os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)):
                 raise OSError(errno.ESTALE, "is not what was listed")
-            if _is_in_use(RunPaths(file.path.parent)):
+            folder = file.path.parent
+            if _is_in_use(RunPaths(folder.parent if folder.name == CHECKPOINTS else folder)):
                 raise OSError(errno.EBUSY, "is being measured into")
             os.unlink(file.path.name, dir_fd=home)
         finally:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,9 +31,11 @@ from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
 from perfexp.measure import baselines, energy_pass, graph_fallback, training, verdicts
+from perfexp.measure.epochs import Epochs
 from perfexp.measure.times import Times
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
+from perfexp.modes.train import Train
 from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
@@ -44,6 +47,8 @@ from perfexp.work import Work
 
 #: Calls that the user's probes observe.
 _PROBED_CALLS = 3
+#: Distance between the seeds of two epochs' random orders: no two runs with small seeds share an order.
+_SEEDS_PER_EPOCH = 1_000_003
 
 
 @dataclass(kw_only=True)
@@ -69,7 +74,9 @@ class Procedure:
         seed: seed of data and shuffling.
         group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
+        checkpoint: path of a checkpoint of the training by its name (`best`, …).
         progress: called with a status line between timed blocks.
+        report: called with a line of results, for example of an epoch.
     """
 
     session: Session
@@ -91,7 +98,9 @@ class Procedure:
     seed: int = 0
     group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
+    checkpoint: Callable[[str], Path] | None = None
     progress: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._times = Times(
@@ -149,14 +158,12 @@ class Procedure:
             self._measure_warmup_memory(point, step)
             self._settle(step)
             if step.trains and self.epochs:
-                # the first call has prefetched from the other batches, which would shorten the first pass
-                with self._batches(point.key, training=True) as fresh:
-                    training.run_epochs(point, step, fresh, self.device, self.epochs, self.progress)
+                self._train(point, step, self.epochs)
             else:
                 self._times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += self.device.memory()  # before any call other than the timed ones
+            point.metrics += self.device.memory()  # before any further pass
             if point.key.replicate:
                 self._add_graph_time(point, step, batches)
                 return
@@ -165,8 +172,8 @@ class Procedure:
                 training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
             else:
                 self._run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
-            if self.data.labelled and (self.epochs or not step.trains):
-                self._measure_accuracy(point)  # before further passes, which train on
+            if self.data.labelled and not step.trains:
+                self._measure_accuracy(point)
             self._measure_further(point, step, batches, plain_call)
         # after the step has been left, on the weights as they were loaded
         self._run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
@@ -265,13 +272,15 @@ class Procedure:
         self.group.close()
 
     @contextmanager
-    def _batches(self, key: Key, *, training: bool) -> Iterator[Batches]:
+    def _batches(self, key: Key, *, training: bool, epoch: int = 0) -> Iterator[Batches]:
+        # synthetic inputs stay the same: a graph may have captured them
+        seed = self.seed + (_SEEDS_PER_EPOCH * epoch if self.data.labelled else 0)
         opened = self.data.open(
             session=self.session,
             input_size=key.input_size,
             batch_size=key.batch_size,
             training=training,
-            seed=self.seed,
+            seed=seed,
         )
         with opened as batches:
             rotate = self.cache is Cache.rotate and batches.constant
@@ -327,21 +336,38 @@ class Procedure:
         if not self.session.is_finite(step.state.outputs):
             point.doubts.append(diagnostics.make("output_not_finite"))
 
+    def _train(self, point: Point, step: Step, count: int) -> None:
+        """Train for whole epochs, on batches of their own: the first call has prefetched from the others."""
+
+        def opened(training: bool, epoch: int) -> AbstractContextManager[Batches]:
+            return self._batches(point.key, training=training, epoch=epoch)
+
+        mode = self.modes["train"]
+        settings = mode if isinstance(mode, Train) else Train(optimizer={})
+        Epochs(
+            point=point,
+            step=step,
+            session=self.session,
+            device=self.device,
+            data=self.data,
+            count=count,
+            open=opened,
+            seed=self.seed,
+            checkpoint=self.checkpoint if settings.checkpoints and not point.key.replicate else None,
+            progress=self.progress,
+            report=self.report,
+            settings=settings,
+        ).run()
+
     def _measure_accuracy(self, point: Point) -> None:
         """Add the top-1 accuracy over one untimed pass of the evaluation data."""
-        if self.data.num_classes != self.session.num_classes:
-            reason = f"the model has {self.session.num_classes} classes, the labels {self.data.num_classes}"
-            point.metrics.append(Metric(name="accuracy", value=None, unit="1", reason=reason))
+        if not training.can_evaluate(self.session, self.data):
+            point.metrics.append(training.no_accuracy(self.session, self.data))
             return
         self.progress("accuracy")
-        correct = total = 0
-        with self._batches(point.key, training=False) as batches, self.session.inferring():
-            for batch in batches.epoch():
-                correct_in_batch, count = self.session.correct(self.session.forward(batch.inputs), batch.targets)
-                correct, total = correct + correct_in_batch, total + count
-        point.metrics.append(Metric(name="accuracy", value=correct / total if total else None, unit="1"))
-        if point.key.phase == "train" and not self.data.held_out:
-            point.doubts.append(diagnostics.make("accuracy_of_training_data"))
+        with self._batches(point.key, training=False) as batches:
+            value = training.accuracy(self.session, batches)
+        point.metrics.append(Metric(name="accuracy", value=value, unit="1"))
 
     def _run_probes(self, point: Point, step: Step) -> None:
         """Make a few calls that the user's probes observe."""

@@ -1,57 +1,14 @@
-"""Training: whole passes over the data, and the figures of a training beside its times."""
+"""Training: the figures of a training beside its times, and the accuracy of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from perfexp.data import Batches
-from perfexp.devices import Device
-from perfexp.errors import UserError
+from perfexp.data import Batches, Data
 from perfexp.measure import verdicts
-from perfexp.modes import Step
-from perfexp.probes import timing
-from perfexp.probes.conditions import Observer
+from perfexp.models import Session
 from perfexp.records import diagnostics
-from perfexp.records.record import Metric, Point, Series, Stop
-from perfexp.statistics import estimators
-
-
-def run_epochs(
-    point: Point, step: Step, batches: Batches, device: Device, count: int, progress: Callable[[str], None]
-) -> None:
-    """Add the time of every step in whole passes over the data, and the runtime of each pass.
-
-    Args:
-        batches: batches opened for these passes, which the step takes for as long as they last.
-        count: number of passes.
-        progress: called with a status line between passes.
-
-    Raises:
-        UserError: the data has no end.
-    """
-    if batches.per_epoch is None:
-        raise UserError("epochs=N needs data with an end: set data.num_samples, or data=images.")
-    usual, steps, epoch_seconds, observer = step.state.source, [], [], Observer(device)
-    for epoch in range(count):
-        progress(f"epoch {epoch + 1} of {count}")
-        step.state.source = batches.epoch().__next__
-        with timing.undisturbed():
-            seconds, whole = timing.whole_pass(step.call, device)
-        steps.append(seconds)
-        epoch_seconds.append(whole)
-        observer.block_ended("epoch", whole)
-    step.state.source = usual
-    observer.add_to(point)
-    samples = np.concatenate(steps)
-    # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
-    warmup = estimators.mser5_cut(samples)
-    stop = Stop(reason="epochs", achieved=estimators.median_interval(samples[warmup:]).relative_half_width)
-    kind = "throughput" if device.asynchronous else "latency"  # nothing waits for a step
-    point.series.append(Series(name=kind, samples=samples.tolist(), warmup=warmup, stop=stop))
-    point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
-    point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
+from perfexp.records.record import Metric, Point
 
 
 def add_figures(point: Point, *, first_loss: float | None, last_loss: float, steps_per_epoch: int | None) -> None:
@@ -72,3 +29,24 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
         which, loss = next(iter(not_finite.items()))
         point.doubts.append(diagnostics.make("loss_not_finite", which=which, loss=loss))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))
+
+
+def can_evaluate(session: Session, data: Data) -> bool:
+    """Return whether the data has real labels for the model's classes."""
+    return data.labelled and data.num_classes == session.num_classes
+
+
+def no_accuracy(session: Session, data: Data) -> Metric:
+    """Return the missing accuracy of a model whose classes are not those of the labels."""
+    reason = f"the model has {session.num_classes} classes, the labels {data.num_classes}"
+    return Metric(name="accuracy", value=None, unit="1", reason=reason)
+
+
+def accuracy(session: Session, batches: Batches) -> float | None:
+    """Return the top-1 accuracy over one untimed pass of the evaluation data; None for a pass without predictions."""
+    correct = total = 0
+    with session.inferring():
+        for batch in batches.epoch():
+            correct_in_batch, count = session.correct(session.forward(batch.inputs), batch.targets)
+            correct, total = correct + correct_in_batch, total + count
+    return correct / total if total else None

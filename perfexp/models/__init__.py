@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
@@ -84,6 +85,47 @@ class Batch:
     targets: Any
 
 
+class Schedule(StrEnum):
+    """How the learning rate changes over a training."""
+
+    constant = "constant"
+    cosine = "cosine"
+    step = "step"
+    one_cycle = "one_cycle"
+
+
+class Trainer(Protocol):
+    """The state of a training: weights, optimizer, schedule, moving average and random numbers."""
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """The facts in the checkpoint that the training resumes from (`epoch`, …); empty for a new one."""
+
+    def begin(self, factor: Callable[[int], float], step: int, seed: int) -> None:
+        """Restore the state before the first step, or that of the checkpoint.
+
+        Args:
+            factor: learning rate of a step, relative to the optimizer's.
+            step: number of the step that comes next, from 0.
+            seed: seed of torch's random numbers, where no checkpoint has their state.
+        """
+
+    def advance(self) -> None:
+        """Set the learning rate of the next step."""
+
+    def average(self) -> None:
+        """Add the weights to their moving average."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While entered, the model has its averaged weights, if there are any."""
+
+    def save(self, path: Path, facts: dict[str, Any]) -> None:
+        """Write a checkpoint with these facts (texts and numbers), atomically."""
+
+    def save_weights(self, path: Path) -> None:
+        """Write the weights as a plain state dict, averaged if there is an average, atomically."""
+
+
 class Session(Protocol):
     """A loaded model on a device: the operations that the modes combine; the defaults are for one without state."""
 
@@ -124,14 +166,28 @@ class Session(Protocol):
         """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
         return self.forward(batch.inputs)
 
-    def loss(self, outputs: Any, targets: Any) -> Any:
-        """The scalar to minimize."""
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
+        """The scalar to minimize; raises `UserError` where its targets cannot be smoothed."""
 
     def backward(self, loss: Any) -> None:
         """Compute the gradients of all parameters."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """A function that applies and clears gradients, by `name` (`sgd`, `adam`, `adamw`) and torch's arguments."""
+        """A function that applies and clears gradients, by `name` (`sgd`, `adam`, `adamw`) and torch's arguments.
+
+        Two settings are not torch's: `clip_grad_norm`, and `is_scheduled` for a learning rate that will change.
+        """
+
+    def trainer(self, *, ema: float | None, batch_size: int, resume_from: str | None) -> Trainer | None:
+        """The state of a training by the last `optimizer`; None where it cannot be saved.
+
+        Raises `UserError` for a checkpoint to `resume_from` that is unreadable, or of another training.
+        """
+        return None
+
+    def held(self, value: Any) -> Any:
+        """A scalar on the device as it is now, for `number` later on; does not synchronize."""
+        return value
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
         """Analytic work of a call, counted without the device; None where unknown.

@@ -43,9 +43,9 @@ class Kind:
         labels = self.labels(input_size, batch_size)
         return None if labels is None else torch.randint(*labels, generator=generator)
 
-    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
-        return weighted_cross_entropy(outputs, targets)
+        return weighted_cross_entropy(outputs, targets, label_smoothing)
 
 
 class Classification(Kind):
@@ -96,7 +96,7 @@ class ByOutput(Kind):
         super().__init__(getattr(module, "num_classes", None))
         self._module = module
         self._sample_shape = getattr(module, "sample_shape", super().sample_shape)
-        self._loss = getattr(module, "loss", None) or super().loss
+        self._loss = getattr(module, "loss", None)
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         return tuple(self._sample_shape(input_size))
@@ -110,8 +110,13 @@ class ByOutput(Kind):
             return None  # the first forward pass raises the error, if any
         return (outputs.shape[1], (batch_size, *outputs.shape[2:])) if outputs.ndim in (2, 4) else None
 
-    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return self._loss(outputs, targets)
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        if self._loss is None:
+            return super().loss(outputs, targets, label_smoothing)
+        if label_smoothing:
+            raise UserError("mode.train.label_smoothing: the module has a loss of its own; set it to 0.")
+        value: torch.Tensor = self._loss(outputs, targets)
+        return value
 
 
 def main_output(outputs: Any) -> torch.Tensor:
@@ -119,7 +124,7 @@ def main_output(outputs: Any) -> torch.Tensor:
     return next(_weighted(outputs))[1]
 
 
-def weighted_cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
+def weighted_cross_entropy(outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
     """Cross-entropy of the main output and, weighted, of the auxiliary ones.
 
     Args:
@@ -133,7 +138,10 @@ def weighted_cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
             "height, width). Infer with it, or give the module a method loss(outputs, targets)."
         )
     ignored = _ignored_label(targets)
-    losses = (weight * cross_entropy(scores, targets, ignore_index=ignored) for weight, scores in _weighted(outputs))
+    losses = (
+        weight * cross_entropy(scores, targets, ignore_index=ignored, label_smoothing=label_smoothing)
+        for weight, scores in _weighted(outputs)
+    )
     return sum(losses, start=next(losses))
 
 

@@ -18,6 +18,7 @@ from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.session import TorchSession, begin_momentum, is_shared
+from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import find_weights, load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
@@ -139,8 +140,10 @@ class MmsegSession(TorchSession):
         """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
         return super().share(replace(settings, broadcast_buffers=bool(settings.broadcast_buffers)))
 
-    def loss(self, outputs: Any, targets: Any) -> Any:
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         """See `Session`. The sum of the losses, as in mmengine."""
+        if label_smoothing:
+            raise UserError("mode.train.label_smoothing: mmsegmentation's losses are those of its configuration.")
         module: Any = self.module
         return module.parse_losses(outputs)[0]
 
@@ -164,6 +167,9 @@ class MmsegSession(TorchSession):
             wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
 
         return self._updates(wrapper.optimizer, clip if wrapper.clip_grad_kwargs else None, schedules)
+
+    def trainer(self, **settings: Any) -> TorchTrainer | None:
+        return None if self._own_optimizer else super().trainer(**settings)
 
     @contextmanager
     def without_waits(self) -> Iterator[str]:

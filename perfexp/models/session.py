@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, torch_settings
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
+from perfexp.models.trainer import TorchTrainer
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -141,6 +143,9 @@ class TorchSession(Session):
     def reset(self) -> None:
         if self._execution.compile:
             torch.compiler.reset()
+        self._restore_weights()
+
+    def _restore_weights(self) -> None:
         if self._untrained is not None:
             self._untrained.seek(0)
             state = torch.load(self._untrained, map_location=self.device.identifier, weights_only=True)
@@ -166,9 +171,9 @@ class TorchSession(Session):
                 self._check_shape(batch.inputs)
             raise
 
-    def loss(self, outputs: Any, targets: Any) -> Any:
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         with self._autocast():
-            return self._kind.loss(outputs, targets)
+            return self._kind.loss(outputs, targets, label_smoothing)
 
     def backward(self, loss: Any) -> None:
         """See `Session`. With fp16 autocast the loss is scaled, so that small gradients do not vanish."""
@@ -213,6 +218,9 @@ class TorchSession(Session):
             if old is not new:
                 old.copy_(new, non_blocking=True)
         return into
+
+    def held(self, value: Any) -> Any:
+        return value.detach().clone()
 
     def number(self, value: Any) -> float:
         return float(value.detach())
@@ -295,7 +303,10 @@ class TorchSession(Session):
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        if self._fuses(settings):
+        largest_norm, is_scheduled = settings.pop("clip_grad_norm", None), settings.pop("is_scheduled", False)
+        if is_scheduled and self._execution.cuda_graph:  # a graph would replay the number with which it was captured
+            settings |= {"lr": torch.tensor(float(settings["lr"]), device=self.device.identifier), "fused": True}
+        elif self._fuses(settings):
             settings = {"fused": True, **settings}
         try:
             optimizer = _OPTIMIZERS[name](parameters, **settings)
@@ -306,7 +317,17 @@ class TorchSession(Session):
             ) from error
         if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
             begin_momentum(optimizer, parameters)
-        return self._updates(optimizer)
+        clip = None if largest_norm is None else partial(torch.nn.utils.clip_grad_norm_, parameters, largest_norm)
+        return self._updates(optimizer, clip)
+
+    def trainer(self, *, ema: float | None, batch_size: int, resume_from: str | None) -> TorchTrainer | None:
+        assert self._optimizer is not None
+        trainer = TorchTrainer(
+            self.module, self._optimizer, self._scaler, self._restore_weights, decay=ema, batch_size=batch_size
+        )
+        if resume_from is not None:
+            trainer.resume(Path(resume_from).expanduser())
+        return trainer
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.version import Version, parse
@@ -49,18 +51,22 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
     raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())
 
 
-def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+def read_content(file: Path, kind: str, advice: str) -> Any:
+    """The content of a file of torch.save, on the host; `UserError` for one that is unreadable, or would run code."""
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load's errors for other files are undocumented
         words = str(error).strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
         reason = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(words)) or type(error).__name__
         raise UserError(
-            f"{file} can't be read as weights: {reason}. Code in a file of weights is never run. "
-            "Save a state dict: torch.save(model.state_dict(), FILE)."
+            f"{file} can't be read as {kind}: {reason}. Code in a file of weights is never run. {advice}"
         ) from error
+
+
+def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    content = read_content(file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE).")
     for key in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -77,6 +83,12 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     Raises `UserError`, and leaves the module as it is, if entries are missing, unexpected or of another shape.
     """
     tensors = _read_weights(file)
+    check_fit(module, tensors, file)
+    module.load_state_dict({**module.state_dict(), **tensors})
+
+
+def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Raise `UserError` if entries of a module's weights are missing, unexpected or of another shape."""
     own = module.state_dict()
     # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
     missing = [name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")]
@@ -94,7 +106,6 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
             "Choose the file of this model; its number of classes is model.num_classes, its other settings are "
             "model.kwargs."
         )
-    module.load_state_dict({**own, **tensors})
 
 
 def _plain_name(name: str) -> str:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from perfexp.data import Batches
-from perfexp.models import Batch, Session
+from perfexp.models import Batch, Session, Trainer
+
+#: Segments that a CUDA graph leaves out: they work on the host.
+_ON_HOST = ("data", "schedule", "ema")
 
 
 @dataclass(kw_only=True)
@@ -25,7 +28,8 @@ class State:
 class Step:
     """A forward pass or a training step, whole and in its named segments, in order (`data`, `forward`, …).
 
-    The call enqueues on an asynchronous device; all calls are made in the context `active`.
+    The call enqueues on an asynchronous device; all calls are made in the context `active`. The `trainer` has the
+    state of a training, where the session can save it.
     """
 
     call: Callable[[], object]
@@ -34,6 +38,7 @@ class Step:
     batch_size: int
     state: State
     trains: bool = False
+    trainer: Trainer | None = None
 
 
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
@@ -43,6 +48,7 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     if it can't be captured.
     """
     state, work = step.state, without_data(step)
+    after = tuple((name, part) for name, part in step.segments if name in _ON_HOST[1:])
     state.outputs = state.loss = None  # tensors of an earlier call belong to another stream
     if "data" not in dict(step.segments):
         replay = session.capture(work)
@@ -59,13 +65,15 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     def call() -> None:
         fetch()
         replay()
+        for _, part in after:
+            part()
 
-    return replace(step, call=call, segments=(("data", fetch), ("graph", replay)))
+    return replace(step, call=call, segments=(("data", fetch), ("graph", replay), *after))
 
 
 def without_data(step: Step) -> Callable[[], None]:
-    """Return the call without its data segment; it works on the batch of the last call."""
-    parts = [part for name, part in step.segments if name != "data"]
+    """Return the call without its segments on the host; it works on the batch of the last call."""
+    parts = [part for name, part in step.segments if name not in _ON_HOST]
 
     def work() -> None:
         for part in parts:

@@ -1,23 +1,133 @@
-"""Training: one whole step of data, forward, loss, backward and optimizer."""
+"""Training: one whole step of data, forward, loss, backward and optimizer; and the settings of whole epochs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from perfexp.data import Batches
-from perfexp.models import Session
+from perfexp.errors import UserError
+from perfexp.models import Schedule, Session, Trainer
 from perfexp.modes import State, Step
+from perfexp.modes.schedules import Rates
+
+#: Settings in the configuration that other optimizers than SGD do without.
+_OF_SGD = ("momentum", "nesterov")
+#: Settings of whole epochs that need no state of the training.
+_OF_ANY_MODEL = ("mode.train.patience", "mode.train.eval_every", "mode.train.log_every")
 
 
 class Train:
-    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …)."""
+    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …).
 
-    def __init__(self, *, optimizer: dict[str, Any]) -> None:
-        self.optimizer = dict(optimizer)
+    Args:
+        warmup_steps: steps in which the learning rate grows linearly.
+        decay_epochs: epochs between two decays of `schedule=step`, each by `decay_factor`.
+        clip_grad_norm: largest norm of all gradients together; None for any.
+        ema: decay of a moving average of the weights, which is evaluated and saved in their place.
+        eval_every: epochs between two evaluations; None for one after the last epoch, or with `patience` after each.
+        patience: evaluations without a better accuracy after which the training ends; None for all epochs.
+        log_every: steps between two losses of an epoch's mean; None for the loss of its last step.
+        save_every: epochs between two checkpoints with the epoch's number; None for none.
+        resume_from: file of a checkpoint to continue.
+    """
+
+    def __init__(
+        self,
+        *,
+        optimizer: dict[str, Any],
+        schedule: Schedule = Schedule.constant,
+        warmup_steps: int = 0,
+        decay_epochs: int = 30,
+        decay_factor: float = 0.1,
+        label_smoothing: float = 0.0,
+        clip_grad_norm: float | None = None,
+        ema: float | None = None,
+        eval_every: int | None = None,
+        patience: int | None = None,
+        log_every: int | None = None,
+        checkpoints: bool = False,
+        save_every: int | None = None,
+        resume_from: str | None = None,
+    ) -> None:
+        self.optimizer = _checked(optimizer)
+        self.schedule, self.warmup_steps = Schedule(schedule), warmup_steps
+        self.decay_epochs, self.decay_factor = decay_epochs, decay_factor
+        self.label_smoothing, self.clip_grad_norm, self.ema = label_smoothing, clip_grad_norm, ema
+        self.eval_every, self.patience, self.log_every = eval_every or (1 if patience else None), patience, log_every
+        self.checkpoints, self.save_every, self.resume_from = checkpoints, save_every, resume_from
+        for key, value, is_possible, allowed in (
+            ("warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more steps"),
+            ("decay_epochs", decay_epochs, decay_epochs >= 1, "1 epoch or more"),
+            ("decay_factor", decay_factor, 0 < decay_factor <= 1, "a number above 0, up to 1"),
+            ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "a number from 0, below 1"),
+            (
+                "clip_grad_norm",
+                clip_grad_norm,
+                clip_grad_norm is None or 0 < clip_grad_norm < math.inf,
+                "a positive number",
+            ),
+            ("ema", ema, ema is None or 0 < ema < 1, "a decay between 0 and 1, for example 0.999"),
+            ("eval_every", eval_every, eval_every is None or eval_every >= 1, "1 epoch or more, or null"),
+            ("patience", patience, patience is None or patience >= 1, "1 evaluation or more, or null"),
+            ("log_every", log_every, log_every is None or log_every >= 1, "1 step or more, or null"),
+            ("save_every", save_every, save_every is None or save_every >= 1, "1 epoch or more, or null"),
+        ):
+            if not is_possible:
+                raise UserError(f"mode.train.{key}={value}: set {allowed}.")
+        if save_every and not checkpoints:
+            raise UserError(f"mode.train.save_every={save_every} needs mode.train.checkpoints=true.")
+
+    @property
+    def of_epochs(self) -> list[str]:
+        """The settings that only whole epochs have a use for, as `key=value`."""
+        settings = {
+            "schedule": self.schedule if self.schedule is not Schedule.constant else None,
+            "warmup_steps": self.warmup_steps,
+            "patience": self.patience,
+            "eval_every": self.eval_every,
+            "log_every": self.log_every,
+            "checkpoints": str(self.checkpoints).lower() if self.checkpoints else None,
+            "resume_from": self.resume_from,
+        }
+        return [f"mode.train.{key}={value}" for key, value in settings.items() if value]
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the learning rate changes."""
+        return self.schedule is not Schedule.constant or self.warmup_steps > 0
+
+    def rates(self, epochs: int, per_epoch: int) -> Rates:
+        """The learning rates of a training of a number of epochs, with `per_epoch` steps in each."""
+        return Rates(
+            schedule=self.schedule,
+            total=epochs * per_epoch,
+            per_epoch=per_epoch,
+            warmup=self.warmup_steps,
+            decay_epochs=self.decay_epochs,
+            decay_factor=self.decay_factor,
+        )
+
+    def updating(self, session: Session, batch_size: int) -> tuple[Callable[[], None], Trainer | None]:
+        """The optimizer's part of a step, and the state of the training.
+
+        Raises `UserError` for settings that the session does not take, and for a checkpoint that does not fit.
+        """
+        update = session.optimizer({**self.optimizer, **self._extra()})
+        trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
+        if trainer is None and (unsupported := self._of_trainer()):
+            raise UserError(
+                f"{unsupported[0]}: the model trains by its own settings, or has no state to save; leave it out. "
+                "A model of mmsegmentation takes it with model.optimizer=mode."
+            )
+        return update, trainer
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
         state = State(source=batches.next)
-        update = session.optimizer(self.optimizer)
+        update, trainer = self.updating(session, batch_size)
+        loss_of = partial(session.loss, label_smoothing=self.label_smoothing) if self.label_smoothing else session.loss
 
         def data() -> None:
             state.batch = state.source()
@@ -28,10 +138,18 @@ class Train:
 
         def loss() -> None:
             assert state.batch is not None
-            state.loss = session.loss(state.outputs, state.batch.targets)
+            state.loss = loss_of(state.outputs, state.batch.targets)
 
         def backward() -> None:
             session.backward(state.loss)
+
+        parts: list[tuple[str, Callable[[], object]]] = [("data", data), ("forward", forward), ("loss", loss)]
+        parts += [("backward", backward), ("optimizer", update)]
+        if trainer is not None and self.is_scheduled:
+            parts.append(("schedule", trainer.advance))
+        if trainer is not None and self.ema:
+            parts.append(("ema", trainer.average))
+        further = [part for _, part in parts[5:]]
 
         def call() -> None:
             data()
@@ -39,7 +157,42 @@ class Train:
             loss()
             backward()
             update()
+            for part in further:
+                part()
 
-        segments = (("data", data), ("forward", forward), ("loss", loss), ("backward", backward), ("optimizer", update))
-        active = session.training
-        return Step(call=call, segments=segments, active=active, batch_size=batch_size, state=state, trains=True)
+        return Step(
+            call=call,
+            segments=tuple(parts),
+            active=session.training,
+            batch_size=batch_size,
+            state=state,
+            trains=True,
+            trainer=trainer,
+        )
+
+    def _of_trainer(self) -> list[str]:
+        """The settings that a session without a trainer does not take, as `key=value`."""
+        others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
+        own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
+        return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
+
+    def _extra(self) -> dict[str, Any]:
+        """Settings of the session's optimizer that torch's does not have."""
+        extra = {"clip_grad_norm": self.clip_grad_norm, "is_scheduled": self.is_scheduled}
+        return {key: value for key, value in extra.items() if value}
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an optimizer, those of SGD only for SGD; raises `UserError` for impossible ones."""
+    is_sgd = settings.get("name", "sgd") == "sgd"
+    settings = {key: value for key, value in settings.items() if is_sgd or key not in _OF_SGD}
+    for key, least, most in (("lr", 0.0, math.inf), ("momentum", 0.0, 1.0), ("weight_decay", 0.0, math.inf)):
+        value = settings.get(key, least)
+        if not (isinstance(value, int | float) and least <= value < most):
+            allowed = f"from 0, below {most:g}" if most == 1.0 else "of 0 or more"
+            raise UserError(f"mode.train.optimizer.{key}={value}: set a number {allowed}.")
+    if settings.get("nesterov") and not settings.get("momentum"):
+        raise UserError("mode.train.optimizer.nesterov=true needs mode.train.optimizer.momentum above 0.")
+    if not settings.get("nesterov", True):  # torch's default, which need not be passed on
+        settings.pop("nesterov")
+    return settings

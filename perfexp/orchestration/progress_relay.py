@@ -39,7 +39,8 @@ class ProgressRelay:
             self._begun()
             self._begun = lambda: None
         if event["event"] == "block":
-            (self._progress.waiting if event.get("patient") else self._progress.block)(event["text"])
+            show = self._progress.result if event.get("is_result") else self._progress.block
+            (self._progress.waiting if event.get("patient") else show)(event["text"])
         if "key" not in event:
             return
         key, point = msgspec.convert(event["key"], Key), None

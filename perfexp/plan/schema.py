@@ -21,7 +21,7 @@ from omegaconf import MISSING
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.data import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.models import Stem
+from perfexp.models import Schedule, Stem
 from perfexp.stopping import Steady
 
 
@@ -67,6 +67,7 @@ class FakeFaults:
 
 #: The class or function that each generated schema describes.
 TARGETS = {
+    "mode/train": "perfexp.modes.train.Train",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/fake": "perfexp.models.fake.FakeModel",
@@ -91,7 +92,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
-    **{kind.__name__: kind for kind in (Pipeline, Stem)},
+    **{kind.__name__: kind for kind in (Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

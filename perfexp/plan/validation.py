@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfexp.devices import Cache
@@ -35,6 +36,7 @@ def check(plan: config.Plan) -> None:
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)
+    _check_training(plan)
     _check_ranks(plan)
     plan.profile_keys()
     config.build(plan.stopping)
@@ -69,6 +71,20 @@ def _check_numbers(plan: config.Plan) -> None:
     ):
         if value is not None and not (isinstance(value, int) and least <= value <= most):
             raise UserError(f"{key}={value}: set an integer from {least} to {most:,}.")
+
+
+def _check_training(plan: config.Plan) -> None:
+    """Raise UserError for settings of whole epochs without epochs, and for checkpoints of more than one training."""
+    node = plan.mode.train
+    if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
+        return  # a mode of the user's, whose code belongs into the worker
+    mode = config.build(node)
+    if mode.of_epochs and plan.epochs is None:
+        raise UserError(f"{mode.of_epochs[0]} is for whole epochs: set epochs=N, or leave it out.")
+    saves = [text for text in mode.of_epochs if text.startswith(("mode.train.checkpoints", "mode.train.resume"))]
+    trainings = sum(key.phase == "train" for key in plan.timed_keys()) if saves else 0
+    if trainings > 1:
+        raise UserError(f"{saves[0]} is for one training, and this plan has {trainings}: one size, batch and process.")
 
 
 def _check_ranks(plan: config.Plan) -> None:

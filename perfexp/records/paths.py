@@ -23,11 +23,13 @@ from perfexp.host.files import safe_name, write_atomically
 _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to the files that a record can do without.
 _ARTIFACT = re.compile(
-    r"[\w.+-]+_(overall|layers|convolutions)\.csv"
+    r"[\w.+-]+_(overall|layers|convolutions|epochs)\.csv"
     r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md"
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
+#: Folder of checkpoints in that of a run: the only one with files that the run wrote.
+CHECKPOINTS = "checkpoints"
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -65,6 +67,11 @@ def _is_json(text: bytes) -> bool:
 def is_artifact(name: str) -> bool:
     """Whether perfexp gives this file name to a table, plot, report, profile or checkpoint in the folder of a run."""
     return _ARTIFACT.fullmatch(name) is not None
+
+
+def is_own_place(name: str) -> bool:
+    """Whether a name in a manifest is one of the run's folder, or of its folder of checkpoints."""
+    return Path(name).name == name or (name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name))
 
 
 class _Folder:
@@ -107,10 +114,10 @@ class _Folder:
         if not self._is_new:
             return False
         for name in [*self.claimed(), self.manifest.name]:
-            if name == Path(name).name:
+            if is_own_place(name):
                 (self.root / name).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has a file there
-            for folder in self._made:
+            for folder in (*[path for path in (self.root / CHECKPOINTS,) if path.is_dir()], *self._made):
                 folder.rmdir()
         return True
 
@@ -138,11 +145,15 @@ class _Folder:
 
     def remove_leftovers(self) -> None:
         """Remove what is left of files that a crash kept from being written; nobody else may be writing here."""
-        known = {self.manifest.name, *self.claimed()}
-        for path in list(self.root.iterdir()):
+        known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
+        for path in [*self.root.iterdir(), *self._checkpoint_files()]:
             leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
             if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
                 path.unlink(missing_ok=True)
+
+    def _checkpoint_files(self) -> list[Path]:
+        folder = self.root / CHECKPOINTS
+        return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
     def claimed(self) -> list[str]:
         """The names in the manifest, relative to the run's folder."""
@@ -214,7 +225,9 @@ class RunPaths(_Folder):
         self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
         write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         for path in self._results():
-            path.rename(self._aside / path.name)
+            place = self._aside / path.relative_to(self.root)
+            place.parent.mkdir(exist_ok=True)
+            path.rename(place)
         self._begin_manifest(None, sweep)
         self.create()
 
@@ -224,8 +237,8 @@ class RunPaths(_Folder):
             return
         for path in self._results():
             path.unlink()
-        for path in self._aside.iterdir():
-            path.rename(self.root / path.name)
+        for path in [path for path in self._aside.rglob("*") if path.is_file()]:
+            path.rename(self.root / path.relative_to(self._aside))
         self.delete_moved_results()
 
     def delete_moved_results(self) -> None:
@@ -238,12 +251,17 @@ class RunPaths(_Folder):
     def _results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""
         own = {path.name for path in (*self.usual, self.refusal) if path != self.log}
-        names = [name for name in self.claimed() if Path(name).name == name and (name in own or is_artifact(name))]
+        names = [name for name in self.claimed() if is_own_place(name)]
+        names = [name for name in names if name in own or is_artifact(Path(name).name)]
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """`MODEL_ALGORITHM_overall.csv` and its like."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
+
+    def checkpoint(self, model: str, data: str, what: str) -> Path:
+        """`checkpoints/MODEL_DATA_best.pt` and its like."""
+        return self.root / CHECKPOINTS / f"{safe_name(model)}_{safe_name(data)}_{what}.pt"
 
     def plot(self, what: str) -> Path:
         """A PNG of something (`time`, `memory`, …) in the run's folder."""

@@ -138,6 +138,30 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.samples[self.warmup :]
 
 
+class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One whole pass over the training data.
+
+    Attributes:
+        number: number of the epoch in its training, from 1; a resumed one begins later.
+        seconds: duration of the pass alone.
+        samples_per_second: training samples over those seconds.
+        loss: mean of the losses that were kept, or the loss of the last step; None if it is not finite.
+        learning_rate: learning rate of the last step; None where the model trains by settings of its own.
+        accuracy: top-1 accuracy after the epoch; None without an evaluation.
+        evaluation_seconds: duration of that evaluation.
+        checkpoint_seconds: duration of writing checkpoints.
+    """
+
+    number: int
+    seconds: float
+    samples_per_second: float
+    loss: float | None = None
+    learning_rate: float | None = None
+    accuracy: float | None = None
+    evaluation_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+
+
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A single figure of a point.
 
@@ -169,6 +193,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         error: error message of a point without a result.
         series: raw samples.
         metrics: single figures.
+        epochs: whole passes of a training, in their order.
         doubts: diagnostics.
         facts: conditions of the measurement (load average, thread counts, …).
         started: start, ISO 8601 with time zone.
@@ -180,6 +205,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
     series: list[Series] = []
     metrics: list[Metric] = []
+    epochs: list[Epoch] = []
     doubts: list[Diagnostic] = []
     facts: dict[str, Any] = {}
     started: str | None = None

@@ -119,6 +119,12 @@ class Progress:
         if self._plain:
             self._print(text)
 
+    def result(self, text: str) -> None:
+        """A part of the current point has a result, which stays on the console as a line."""
+        self.block(text)
+        if not self._quiet:
+            self._print(text)
+
     def done(self, status: str, result: str) -> None:
         """The current point is done; the result is its time, or why there is none."""
         self._finished += 1

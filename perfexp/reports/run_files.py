@@ -40,7 +40,11 @@ def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, byte
         "tables",
         csv_tables.to_csv(csv_tables.overall(record)),
     )
-    for name, lines in (("convolutions", convolutions.lines(record)), ("layers", layer_tables.lines(record))):
+    for name, lines in (
+        ("convolutions", convolutions.lines(record)),
+        ("layers", layer_tables.lines(record)),
+        ("epochs", csv_tables.epochs(record)),
+    ):
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
     yield paths.plot("time"), "plots", _png(record_plots.plot(record))

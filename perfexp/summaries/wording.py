@@ -35,7 +35,7 @@ _TITLES = {
 }
 #: Metrics shown in percent.
 _SHARES = (
-    *("mfu", "mfu_of_ceiling", "accuracy", "algorithm/flops_share"),
+    *("mfu", "mfu_of_ceiling", "accuracy", "train/accuracy_best", "algorithm/flops_share"),
     *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
 )
 #: An exponent with a wider interval is shown as a range.

@@ -7,6 +7,8 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from perfexp.host.untrusted import spreadsheet_text
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Record, Status
@@ -49,6 +51,17 @@ def overall(record: Record) -> list[Line]:
             **_outcome_columns(row, record.doubts),
         }
         for row in table
+    ]
+
+
+def epochs(record: Record) -> list[Line]:
+    """Return one line for each epoch of each training."""
+    about = subject(record.plan, record.environment)
+    return [
+        {**columns_of(about, point.key), "replicate": point.key.replicate, "epoch": epoch.number}
+        | {name: value for name, value in msgspec.structs.asdict(epoch).items() if name != "number"}
+        for point in record.points
+        for epoch in point.epochs
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
@@ -26,7 +27,7 @@ class Quantity(NamedTuple):
         group: `latency`, `throughput`, `memory`, …
         name: name within the group, ending in its unit.
         step: the point's input width if points differ in a square size only, or else its index; the index of the sample
-            in the group `samples`.
+            in the group `samples`, and the number of the epoch in the group `epoch`.
         reason: why there is no value.
         estimated: whether it is derived from another measured value, or a percentile of too few samples.
     """
@@ -80,6 +81,16 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
     if len(run.rows) == 1 and (series := run.rows[0].series):  # a chart of warm-up, drift and outliers
         for index, value in decimate(series.samples):
             yield Quantity("samples", f"{series.name}_ms", value * 1e3, run.rows[0].key, index)
+    if len(run.rows) == 1:
+        yield from _epochs(record, run.rows[0].key)
+
+
+def _epochs(record: Record, key: Key) -> Iterator[Quantity]:
+    """The figures of each epoch of a training, at its number."""
+    for epoch in (epoch for point in record.points if point.key == key for epoch in point.epochs):
+        for name, value in msgspec.structs.asdict(epoch).items():
+            if name != "number" and value is not None:
+                yield Quantity("epoch", name, value, key, epoch.number)
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:

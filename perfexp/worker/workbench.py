@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -61,6 +62,7 @@ class Workbench:
         with self.reserved(self.device):
             self.device.start()  # not before: even an idle context disturbs who measures on the device
             self.load_model()
+            self._check_checkpoint()
             if profiled and self.paths.environment.exists():
                 self.require_same_environment()
             else:
@@ -132,6 +134,12 @@ class Workbench:
             seed=self.plan.seed,
         )
 
+    def _check_checkpoint(self) -> None:
+        """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
+        train = self.plan.mode.train
+        if train is not None and train.get("resume_from"):
+            config.build(train).updating(self.session, self.plan.batch_size[0])
+
     @contextmanager
     def procedure(self, **extra: Any) -> Iterator[Procedure]:
         """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure.
@@ -162,9 +170,23 @@ class Workbench:
                 "counts_work": plan.probes.work,
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
+                "checkpoint": self._checkpoint,
                 "progress": lambda text: self.emit("block", text=text),
+                "report": lambda text: self.emit("block", text=text, is_result=True),
             }
             yield Procedure(**fields | extra)
+
+    def _checkpoint(self, name: str) -> Path:
+        """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
+        data = self.plan.choices.get("data", "data")
+        path = self.paths.checkpoint(self.plan.model_name, data, name)
+        if path.parent.is_symlink():
+            raise UserError(
+                f"{path.parent} is a link, and checkpoints are written into the run's own folder: remove it."
+            )
+        path.parent.mkdir(exist_ok=True)
+        self.paths.claim(path)
+        return path
 
     def energy_of(self, meters: Found) -> EnergyProcedure:
         """Return the energy measurement that the plan sets, with the meters of one device or of all ranks' devices."""

@@ -81,6 +81,25 @@ def test_what_no_manifest_names_stays(tmp_path):
     assert left(tmp_path) == ["manifest.json", "sub/other.csv", "theirs_gemm_layers.csv"]
 
 
+def test_checkpoints_go_and_their_folder_keeps_what_is_not_of_the_run(tmp_path):
+    names = ("checkpoints/net_images_best.pt", "checkpoints/net_images_epoch_3.pt", "checkpoints/deep/net_x_best.pt")
+    others = ("checkpoints/mine.pt", "elsewhere/net_images_best.pt")
+    leave(tmp_path, *names, *others, claimed=[*names, *others, "checkpoints/../kept_x_best.pt"])
+    (tmp_path / "kept_x_best.pt").write_text("1")
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert left(tmp_path) == sorted([*others, names[2], "kept_x_best.pt", "manifest.json"])
+
+
+def test_a_folder_of_checkpoints_that_is_a_link_is_left_alone(tmp_path):
+    name = "checkpoints/net_images_best.pt"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/net_images_best.pt").write_text("1")
+    leave(tmp_path / "run", claimed=[name])
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "other")
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert (tmp_path / "other/net_images_best.pt").exists()
+
+
 def test_a_dry_run_lists_and_deletes_nothing(tmp_path, capsys):
     leave(tmp_path, "a_gemm_overall.csv", "b_gemm_overall.csv")
     assert commands.run(["clean", str(tmp_path), "--dry-run"]) == 0

@@ -1,0 +1,211 @@
+"""Epochs: a whole training, with its passes timed and everything else between them.
+
+Each pass is timed as one block of undisturbed steps. Evaluations, checkpoints and messages come after it. A loss that
+is kept within a pass stays on the device until the pass is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfexp.data import Batches, Data
+from perfexp.devices import Device
+from perfexp.errors import UserError
+from perfexp.host.files import disk_error
+from perfexp.measure import training
+from perfexp.models import Session
+from perfexp.modes import Step
+from perfexp.modes.schedules import Rates
+from perfexp.modes.train import Train
+from perfexp.probes import timing
+from perfexp.probes.conditions import Observer
+from perfexp.records import diagnostics, units
+from perfexp.records.record import Epoch, Metric, Point, Series, Stop
+from perfexp.statistics import estimators
+
+#: Opens batches for training or evaluation, in the random order of an epoch.
+Open = Callable[[bool, int], AbstractContextManager[Batches]]
+
+
+@dataclass(kw_only=True)
+class Epochs:
+    """Trains a model for whole passes over the data.
+
+    Attributes:
+        count: number of the last epoch.
+        open: opens the batches of training (or evaluation) for an epoch.
+        seed: seed of the random numbers of the model.
+        checkpoint: path of a checkpoint by its name (`best`, …); None where none are written.
+        progress: called with a status line between passes.
+        report: called with a line about each epoch.
+    """
+
+    point: Point
+    step: Step
+    session: Session
+    device: Device
+    data: Data
+    count: int
+    open: Open
+    seed: int
+    checkpoint: Callable[[str], Path] | None
+    progress: Callable[[str], None]
+    report: Callable[[str], None]
+    settings: Train
+    _best: float | None = None
+    _stale: int = 0
+    _kept: list[Any] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Add the time of every step, and the figures of each pass; the step takes batches of its own for as long.
+
+        Raises:
+            UserError: the data has no end, or the checkpoint to resume from has all epochs already.
+        """
+        trainer, usual, observer = self.step.trainer, self.step.state.source, Observer(self.device)
+        saved = trainer.saved if trainer else {}
+        done, self._best, self._stale = saved.get("epoch", 0), saved.get("best_accuracy"), saved.get("stale", 0)
+        if done >= self.count:
+            raise UserError(f"The checkpoint has {done} epochs already, and epochs={self.count}: set more epochs.")
+        is_repeatable = bool(self.session.facts().get("deterministic"))
+        steps: list[timing.Samples] = []
+        with ExitStack() as for_training, ExitStack() as self._for_evaluation:
+            batches = for_training.enter_context(self.open(True, done))
+            if batches.per_epoch is None:
+                raise UserError("epochs=N needs data with an end: set data.num_samples, or data=images.")
+            self._evaluated: Batches | None = None
+            rates = self.settings.rates(self.count, batches.per_epoch)
+            if trainer:
+                trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
+            for number in range(done + 1, self.count + 1):
+                self.progress(f"epoch {number} of {self.count}")
+                if is_repeatable and number > done + 1:
+                    # an order that depends on the epoch alone, so that a resumed training has the same
+                    for_training.close()
+                    batches = for_training.enter_context(self.open(True, number - 1))
+                self.step.state.source = batches.epoch().__next__
+                with timing.undisturbed():
+                    seconds, whole = timing.whole_pass(self._call(), self.device)
+                steps.append(seconds)
+                observer.block_ended("epoch", whole)
+                if self._ends_with(self._epoch(number, len(seconds), whole, rates)):
+                    break
+        self.step.state.source = usual
+        observer.add_to(self.point)
+        self._add_series(np.concatenate(steps))
+
+    def _call(self) -> timing.Call:
+        """The step, which every so often keeps its loss on the device."""
+        self._kept, every, step, session = [], self.settings.log_every, self.step, self.session
+        if every is None:
+            return step.call
+        count = 0
+
+        def call() -> None:
+            nonlocal count
+            step.call()
+            count += 1
+            if count % every == 0:
+                self._kept.append(session.held(step.state.loss))
+
+        return call
+
+    def _epoch(self, number: int, steps: int, seconds: float, rates: Rates) -> Epoch:
+        """Add the figures of a pass that has just ended."""
+        loss = float(np.mean([self.session.number(loss) for loss in self._kept or [self.step.state.loss]]))
+        trainer = self.step.trainer
+        rate = self.settings.optimizer.get("lr") if trainer else None
+        epoch = Epoch(
+            number=number,
+            seconds=seconds,
+            samples_per_second=steps * self.step.batch_size / seconds,
+            loss=loss if math.isfinite(loss) else None,
+            learning_rate=None if rate is None else rate * rates.factor(number * rates.per_epoch - 1),
+        )
+        self.point.epochs.append(epoch)
+        return epoch
+
+    def _ends_with(self, epoch: Epoch) -> bool:
+        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over."""
+        every, is_last = self.settings.eval_every, epoch.number == self.count
+        can_evaluate = training.can_evaluate(self.session, self.data) and not self.point.key.replicate
+        if can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
+            self._evaluate(epoch)
+        is_over = is_last or (self.settings.patience is not None and self._stale >= self.settings.patience)
+        if self.checkpoint is not None:
+            start = self.device.now_ns()
+            try:
+                self._save(epoch, self.checkpoint, is_over=is_over)
+            except OSError as error:
+                raise disk_error(error) from error
+            epoch.checkpoint_seconds = (self.device.now_ns() - start) * 1e-9
+        self.report(self._line(epoch, is_over=is_over))
+        return is_over
+
+    def _evaluate(self, epoch: Epoch) -> None:
+        self.progress("accuracy")
+        start, trainer = self.device.now_ns(), self.step.trainer
+        if self._evaluated is None:
+            self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
+        with trainer.averaged() if trainer else nullcontext():
+            epoch.accuracy = training.accuracy(self.session, self._evaluated)
+        epoch.evaluation_seconds = (self.device.now_ns() - start) * 1e-9
+        if epoch.accuracy is not None and (self._best is None or epoch.accuracy > self._best):
+            self._best, self._stale = epoch.accuracy, 0
+        else:
+            self._stale += 1
+
+    def _save(self, epoch: Epoch, path: Callable[[str], Path], *, is_over: bool) -> None:
+        """Write the checkpoints that an epoch has: `best` has the highest accuracy, or without any the last weights."""
+        trainer, every = self.step.trainer, self.settings.save_every
+        assert trainer is not None
+        is_best = self._stale == 0 and (epoch.accuracy is not None or (is_over and self._best is None))
+        names = ["best"] if is_best else []
+        names += [f"epoch_{epoch.number}"] if every and epoch.number % every == 0 else []
+        for name in names:
+            facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
+            trainer.save(path(name), facts)
+        if is_over:
+            trainer.save_weights(path("final_weights"))
+
+    def _line(self, epoch: Epoch, *, is_over: bool) -> str:
+        mean = sum(each.seconds + each.evaluation_seconds + each.checkpoint_seconds for each in self.point.epochs)
+        left_seconds = mean / len(self.point.epochs) * (self.count - epoch.number)
+        parts = [
+            f"epoch {epoch.number} of {self.count}",
+            f"loss {'not finite' if epoch.loss is None else f'{epoch.loss:.4g}'}",
+            "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %",
+            "" if epoch.learning_rate is None else f"learning rate {epoch.learning_rate:.3g}",
+            f"{epoch.samples_per_second:,.0f} samples/s",
+            "" if is_over else f"about {units.format_seconds(left_seconds, 2)} left",
+            f"stopped early: best accuracy {100 * (self._best or 0):.2f} %" if is_over and left_seconds else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    def _add_series(self, samples: timing.Samples) -> None:
+        # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
+        warmup, point, epochs = estimators.mser5_cut(samples), self.point, self.point.epochs
+        stop = Stop(reason="epochs", achieved=estimators.median_interval(samples[warmup:]).relative_half_width)
+        kind = "throughput" if self.device.asynchronous else "latency"  # nothing waits for a step
+        point.series.append(Series(name=kind, samples=samples.tolist(), warmup=warmup, stop=stop))
+        passes = [epoch.seconds for epoch in epochs]
+        point.series.append(Series(name="epoch", samples=passes, stop=Stop(reason="epochs")))
+        point.metrics.append(Metric(name="total_runtime_seconds", value=sum(passes), unit="seconds"))
+        for name in ("evaluation_seconds", "checkpoint_seconds"):
+            if seconds := sum(getattr(epoch, name) for epoch in epochs):
+                point.metrics.append(Metric(name=f"train/{name}", value=seconds, unit="seconds"))
+        accuracies = [epoch.accuracy for epoch in epochs if epoch.accuracy is not None]
+        if accuracies:
+            point.metrics.append(Metric(name="accuracy", value=accuracies[-1], unit="1"))
+            point.metrics.append(Metric(name="train/accuracy_best", value=self._best, unit="1"))
+            if not self.data.held_out:
+                point.doubts.append(diagnostics.make("accuracy_of_training_data"))
+        elif self.data.labelled and not point.key.replicate:
+            point.metrics.append(training.no_accuracy(self.session, self.data))

@@ -1,0 +1,193 @@
+"""The state of a training by torch: begun again from the loaded weights, or from a checkpoint, and saved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from perfexp.errors import UserError
+from perfexp.host.files import write_atomically
+from perfexp.models import Trainer
+from perfexp.models.weights import check_fit, read_content
+
+#: Entry that identifies a checkpoint, and the version of its layout.
+_FORMAT = "perfexp checkpoint 1"
+_ADVICE = "Name a checkpoint of perfexp: MODEL_DATA_best.pt or MODEL_DATA_epoch_N.pt."
+
+
+class TorchTrainer(Trainer):
+    """A module, its optimizer and its gradient scaler, of which no tensor is replaced: a CUDA graph may use them.
+
+    Args:
+        restore: loads the weights that the module had before its first training.
+        decay: decay of the moving average of the weights; None for no average.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        restore: Callable[[], None],
+        *,
+        decay: float | None,
+        batch_size: int,
+    ) -> None:
+        self._module, self._optimizer, self._scaler, self._restore = module, optimizer, scaler, restore
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._highest = [float(group["lr"]) for group in optimizer.param_groups]
+        self._first_scale = scaler.state_dict()
+        self._batch_size, self._step, self._file = batch_size, 0, Path()
+        self._content: dict[str, Any] = {}
+        self._factor: Callable[[int], float] = lambda _: 1.0
+        self._weights: dict[str, torch.Tensor] = {}  # what is averaged
+        self._num_averaged = 0
+        if decay is not None:
+            state = module.state_dict()
+            self._weights = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
+            self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._average = {name: value.clone() for name, value in self._weights.items()}
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        return dict(self._content.get("facts", {}))
+
+    def begin(self, factor: Callable[[int], float], step: int, seed: int) -> None:
+        self._restore()
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                if torch.is_tensor(value):
+                    value.zero_()  # what all optimizers begin with
+        self._scaler.load_state_dict(self._first_scale)
+        self._num_averaged = 0
+        torch.manual_seed(seed)
+        if self._content:
+            self._load()
+        self._factor, self._step = factor, step - 1
+        self.advance()
+
+    def advance(self) -> None:
+        self._step += 1
+        factor = self._factor(self._step)
+        for group, highest in zip(self._optimizer.param_groups, self._highest, strict=True):
+            if torch.is_tensor(group["lr"]):
+                group["lr"].fill_(highest * factor)
+            else:
+                group["lr"] = highest * factor
+
+    @torch.no_grad()
+    def average(self) -> None:
+        average, now = list(self._average.values()), list(self._weights.values())
+        if self._num_averaged:
+            self._add_to_average(average, now, self._num_averaged)
+        else:
+            torch._foreach_copy_(average, now)
+        self._num_averaged += 1
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        if not self._num_averaged:
+            yield
+            return
+        now = list(self._weights.values())
+        own = [value.clone() for value in now]
+        torch._foreach_copy_(now, list(self._average.values()))
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(now, own)
+
+    def save(self, path: Path, facts: dict[str, Any]) -> None:
+        content = {
+            "format": _FORMAT,
+            "facts": {**facts, "batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__},
+            "model": self._module.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "scaler": self._scaler.state_dict(),
+            "random": self._random_states(),
+        }
+        if self._num_averaged:  # what `model.weights` finds first
+            with self.averaged():
+                weights = {name: value.clone() for name, value in self._module.state_dict().items()}
+            content |= {"state_dict": weights, "num_averaged": self._num_averaged}
+        write_atomically(path, lambda file: torch.save(content, file))
+
+    def save_weights(self, path: Path) -> None:
+        with self.averaged():
+            write_atomically(path, lambda file: torch.save(self._module.state_dict(), file))
+
+    def resume(self, file: Path) -> None:
+        """Check a checkpoint and load it, so that nothing runs with one that does not fit; raises `UserError`."""
+        content = read_content(file, "a checkpoint", _ADVICE)
+        if not (isinstance(content, dict) and content.get("format") == _FORMAT):
+            raise UserError(
+                f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone."
+            )
+        self._file, self._content = file, content
+        try:
+            facts = {**content["facts"]}
+            own = {"batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__}
+            for name, value in own.items():
+                if facts[name] != value:
+                    raise UserError(f"{file} is of a training with {name} {facts[name]}, this one has {value}.")
+            check_fit(self._module, content["model"], file)
+            for index, state in content["optimizer"].items():
+                for value in state.values():
+                    if torch.is_tensor(value) and value.ndim and value.shape != self._parameters[index].shape:
+                        raise ValueError("the optimizer's state is of other shapes")
+            if [type(facts[name]) for name in ("epoch", "stale")] != [int, int] or min(
+                facts["epoch"], facts["stale"]
+            ) < 0:
+                raise ValueError("its epochs are not numbers")
+            # the plan's settings of the optimizer are the ones that count
+            groups = self._optimizer.state_dict()["param_groups"]
+            own_state = deepcopy(content["optimizer"])  # torch would share its tensors, which training changes
+            self._optimizer.load_state_dict({"state": own_state, "param_groups": groups})
+            before = {name: value.clone() for name, value in self._module.state_dict().items()}
+            self._load()
+            self._module.load_state_dict(before)
+        except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{file} can't be resumed from: {reason}. {_ADVICE}") from error
+
+    @torch.no_grad()
+    def _load(self) -> None:
+        content = self._content
+        self._module.load_state_dict(content["model"])
+        for index, state in content["optimizer"].items():
+            own = self._optimizer.state[self._parameters[index]]
+            for name, value in state.items():
+                if torch.is_tensor(own.get(name)):
+                    own[name].copy_(value)
+        self._scaler.load_state_dict(content["scaler"])
+        if self._average:
+            averages = content.get("state_dict", content["model"])
+            for name, value in self._average.items():
+                value.copy_(averages[name])
+            self._num_averaged = int(content.get("num_averaged", 1))
+        self._set_random_states(content["random"])
+
+    def _random_states(self) -> dict[str, Any]:
+        name, keys, *rest = np.random.get_state(legacy=True)
+        numpy = (name, np.asarray(keys).tolist(), *rest)
+        states = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+        device = self._parameters[0].device
+        return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+    def _set_random_states(self, states: dict[str, Any]) -> None:
+        torch.set_rng_state(states["torch"])
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words), gauss))
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+        device = self._parameters[0].device
+        if device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], device)
