@@ -477,14 +477,14 @@ def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_s
     energy = energy_of(device, None)
     energy.plateau = lambda call, worked_seconds: told.append(worked_seconds)
     measuring = procedure(device, energy=energy)
-    whole, clock, rested = measuring._times.whole, itertools.count(1, 1000), []
+    whole, clock, rested = measuring.times.whole, itertools.count(1, 1000), []
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock) + sum(rested))
 
     def timed(point, call, **settings):
         whole(point, call, **settings)
         rested.append(int(idle_seconds * 1e9))
 
-    measuring._times.whole = timed
+    measuring.times.whole = timed
     point = measuring.measure(KEY)
     series = [each for each in point.series if not each.name.startswith("phase")]
     busy = sum(len(each.samples) * each.calls_per_sample for each in series) * median(point)

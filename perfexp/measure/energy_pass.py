@@ -11,7 +11,6 @@ from perfexp.devices import Cache
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.measure import verdicts
 from perfexp.measure.graph_fallback import on_held_batches, without_waits
-from perfexp.measure.times import Times
 from perfexp.meters import Reading
 from perfexp.meters.energy_metrics import another_pace
 from perfexp.modes import Step, graphed
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def in_two_parts(
-    procedure: Procedure, times: Times, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
+    procedure: Procedure, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
 ) -> Iterator[None]:
     """Add the energy of a call: measure the loop, yield before anything is captured, and then measure the rest.
 
@@ -38,8 +37,8 @@ def in_two_parts(
     if procedure.cache is Cache.flush:
         raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
     start = time.perf_counter_ns()
-    loop = energy.plateau(step.call, times.worked_seconds(point))
-    times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
+    loop = energy.plateau(step.call, procedure.times.worked_seconds(point))
+    procedure.times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
     yield
     queued: Plateau | Reading | None = None
     if loop is not None and procedure.is_anchor(point.key):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -30,23 +30,21 @@ from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
-from perfexp.measure import baselines, energy_pass, graph_fallback, training, verdicts
+from perfexp.measure import further_passes, memory_search, training, verdicts
 from perfexp.measure.epochs import Epochs
 from perfexp.measure.times import Times
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.modes.train import Train
-from perfexp.probes import Probe, ProbeContext, timing, work_rates
+from perfexp.probes import Probe, timing
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
+from perfexp.ranks import SETTLING_CALLS, ProcessGroup
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size
 from perfexp.work import Work
 
-#: Calls that the user's probes observe.
-_PROBED_CALLS = 3
 #: Distance between the seeds of two epochs' random orders: no two runs with small seeds share an order.
 _SEEDS_PER_EPOCH = 1_000_003
 
@@ -103,7 +101,7 @@ class Procedure:
     report: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._times = Times(
+        self.times = Times(
             device=self.device,
             stopping=self.stopping,
             percentiles=self.percentiles,
@@ -160,75 +158,29 @@ class Procedure:
             if step.trains and self.epochs:
                 self._train(point, step, self.epochs)
             else:
-                self._times.whole(point, step.call, on_device=on_device(batches))
+                self.times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += self.device.memory()  # before any further pass
             if point.key.replicate:
-                self._add_graph_time(point, step, batches)
+                further_passes.add_graph_time(self, point, step, batches)
                 return
             if step.trains:
-                last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
+                last_loss, steps = self.session.number(step.state.loss), self.steps_per_epoch(batches)
                 training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
             else:
-                self._run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
+                self.run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
             if self.data.labelled and not step.trains:
                 self._measure_accuracy(point)
-            self._measure_further(point, step, batches, plain_call)
+            further_passes.measure(self, point, step, batches, plain_call)
         # after the step has been left, on the weights as they were loaded
-        self._run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
-
-    def _measure_further(self, point: Point, step: Step, batches: Batches, plain_call: timing.Call) -> None:
-        """Make the further passes over a call that has been timed.
-
-        Args:
-            plain_call: the call before it was captured as a graph.
-        """
-        epoch = self._steps_per_epoch(batches) if step.trains else None
-        parts = energy_pass.in_two_parts(self, self._times, point, step, batches, epoch)
-        next_part_of_energy = partial(next, parts, None)
-        if self.energy is not None:
-            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
-        self._run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
-        if len(step.segments) > 1:
-            self._times.phases(point, step, on_device=on_device(batches))
-        self._run_probes(point, step)
-        # a capture may change how the optimizer counts: no time of the call itself comes after it
-        self._run_for_algorithm(point, "rivals", partial(self._compare_baselines, point, step, batches))
-        if self.group.size > 1:  # from here on the ranks' weights differ
-            bursts = partial(joint.measure, point, step, self.group, compares_alone=self.compares_alone)
-            self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
-        self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
-        self._add_graph_time(point, step, batches)
-        if self.energy is not None:
-            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
-        if self.counts_work:  # last, because rates need every time
-            self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
-
-    def _add_graph_time(self, point: Point, step: Step, batches: Batches) -> None:
-        """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
-        capture = self._capture(step, batches)
-        method = point.facts.get("device_method")
-        if method == "queue" and self._has_graph_time(point.key, batches):
-            graphed_time = partial(self._times.add_graph_time, point, capture)
-            self._run_optional(point, "device/graph_seconds", graphed_time, "seconds")
-        if method != "none":
-            return
-        if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
-            point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
-            return
-        graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
+        self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
     def is_anchor(self, key: Key) -> bool:
         """Whether a point is measured in more ways than other points of a sweep."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
-    def _has_graph_time(self, key: Key, batches: Batches) -> bool:
-        """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
-        can_replay = self.group.size == 1 and self.cache is Cache.warm and not self.graph and on_device(batches)
-        return can_replay and self.stopping.processes > 1 and self.is_anchor(key)
-
-    def _run_optional(
+    def run_optional(
         self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
     ) -> None:
         """Run a step after the timing; if it fails, record its metric as missing.
@@ -248,12 +200,12 @@ class Procedure:
             _, text = verdicts.verdict(error, self.device)
             point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
 
-    def _run_for_algorithm(
+    def run_for_algorithm(
         self, point: Point, figure: str, action: Callable[[AppliedAlgorithm], None], *, together: bool = False
     ) -> None:
         """Run an optional step with the algorithm that replaces torch's own choice, if there is one."""
         if self.algorithm is not None:
-            self._run_optional(point, f"algorithm/{figure}", partial(action, self.algorithm), together=together)
+            self.run_optional(point, f"algorithm/{figure}", partial(action, self.algorithm), together=together)
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
@@ -316,10 +268,11 @@ class Procedure:
                 step.call()
             self.device.synchronize()
 
-    def _capture(self, step: Step, batches: Batches) -> timing.Capture:
+    def capture(self, step: Step, batches: Batches) -> timing.Capture:
+        """Return a function that captures the call as one launch."""
         return lambda: graphed(step, self.session, constant=batches.constant).call
 
-    def _steps_per_epoch(self, batches: Batches) -> int | None:
+    def steps_per_epoch(self, batches: Batches) -> int | None:
         """Return the steps in which all ranks together see the data once; None where it has no end."""
         return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.group.size)
 
@@ -369,35 +322,10 @@ class Procedure:
             value = training.accuracy(self.session, batches)
         point.metrics.append(Metric(name="accuracy", value=value, unit="1"))
 
-    def _run_probes(self, point: Point, step: Step) -> None:
-        """Make a few calls that the user's probes observe."""
-        if not self.probes:
-            return
-        self.progress("probes")
-        context = ProbeContext(key=point.key, step=step, session=self.session, device=self.device)
-        with ExitStack() as stack:
-            for probe in self.probes.values():
-                stack.enter_context(probe.around(context))
-            for _ in range(_PROBED_CALLS):
-                step.call()
-            self.device.synchronize()
-
-    def _compare_baselines(self, point: Point, step: Step, batches: Batches, algorithm: AppliedAlgorithm) -> None:
-        """Time the whole call by the algorithm and by its baselines, in turns."""
-        if algorithm.baselines():
-            if self.graph or self.cache is not Cache.warm or self.group.size > 1:
-                raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
-            baselines.judge(point, algorithm, step.call, self.device, self._capture(step, batches))
-
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
             point.metrics.append(algorithm.output_error(batches.next().inputs))
-
-    def _count_work(self, point: Point, step: Step, batches: Batches) -> None:
-        counted = self.work(step, batches)
-        if counted is not None:
-            work_rates.add_work_metrics(point, counted, self.peaks, self.ceilings)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
         """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.
@@ -420,30 +348,4 @@ class Procedure:
             point.doubts += disturbances.judge(before, after, point.facts)
             verdicts.add_cycles(point)
         if point.status is Status.OOM:
-            self._add_batch_that_fits(point)
-
-    def _add_batch_that_fits(self, point: Point) -> None:
-        fits = None
-        if self.group.size > 1:
-            reason: str | None = "not searched for with several ranks, which are out of step now"
-        else:
-            fits = self._batch_that_fits(point.key)
-            reason = None if fits else "not even one sample fits"
-            point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
-        point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=reason))
-
-    def _batch_that_fits(self, key: Key) -> int | None:
-        """Return the largest of half, a quarter, … of a batch of which two calls fit into memory; None if none does."""
-        batch_size = key.batch_size // 2
-        while batch_size:
-            self.progress(f"does a batch of {batch_size} fit?")
-            try:
-                with self.step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
-                    for _ in range(2):  # the optimizer holds tensors of its own from the first step on
-                        self.first_call(step, batches)
-                return batch_size
-            except Exception as error:
-                if verdicts.verdict(error, self.device)[0] is not Status.OOM:
-                    return None
-            batch_size //= 2
-        return None
+            memory_search.add_batch_that_fits(self, point)

@@ -1,0 +1,105 @@
+"""Further passes over a call that has been timed: energy, phases, probes, baselines, ranks, proof, graphs, work."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from perfexp.algorithms import AppliedAlgorithm
+from perfexp.data import Batches
+from perfexp.data.synthetic import on_device
+from perfexp.devices import Cache
+from perfexp.errors import Unsupported
+from perfexp.measure import baselines, energy_pass, graph_fallback, verdicts
+from perfexp.modes import Step
+from perfexp.probes import ProbeContext, timing, work_rates
+from perfexp.ranks import joint
+from perfexp.records import diagnostics
+from perfexp.records.record import Key, Point
+
+if TYPE_CHECKING:
+    from perfexp.measure.procedure import Procedure
+
+#: Calls that the user's probes observe.
+_PROBED_CALLS = 3
+
+
+def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, plain_call: timing.Call) -> None:
+    """Make the further passes over a call that has been timed.
+
+    Args:
+        plain_call: the call before it was captured as a graph.
+    """
+    epoch = procedure.steps_per_epoch(batches) if step.trains else None
+    parts = energy_pass.in_two_parts(procedure, point, step, batches, epoch)
+    next_part_of_energy = partial(next, parts, None)
+    if procedure.energy is not None:
+        procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
+    procedure.run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
+    if len(step.segments) > 1:
+        procedure.times.phases(point, step, on_device=on_device(batches))
+    _run_probes(procedure, point, step)
+    # a capture may change how the optimizer counts: no time of the call itself comes after it
+    procedure.run_for_algorithm(point, "rivals", partial(_compare_baselines, procedure, point, step, batches))
+    if procedure.group.size > 1:  # from here on the ranks' weights differ
+        bursts = partial(joint.measure, point, step, procedure.group, compares_alone=procedure.compares_alone)
+        procedure.run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
+    procedure.run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
+    add_graph_time(procedure, point, step, batches)
+    if procedure.energy is not None:
+        procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
+    if procedure.counts_work:  # last, because rates need every time
+        procedure.run_optional(point, "work/flops", partial(_count_work, procedure, point, step, batches))
+
+
+def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:
+    """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
+    capture = procedure.capture(step, batches)
+    method = point.facts.get("device_method")
+    if method == "queue" and _has_graph_time(procedure, point.key, batches):
+        graphed_time = partial(procedure.times.add_graph_time, point, capture)
+        procedure.run_optional(point, "device/graph_seconds", graphed_time, "seconds")
+    if method != "none":
+        return
+    if procedure.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
+        point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
+        return
+    graph_fallback.add_device_time(point, step, batches, procedure.session, procedure.times, capture)
+
+
+def _run_probes(procedure: Procedure, point: Point, step: Step) -> None:
+    """Make a few calls that the user's probes observe."""
+    if not procedure.probes:
+        return
+    procedure.progress("probes")
+    context = ProbeContext(key=point.key, step=step, session=procedure.session, device=procedure.device)
+    with ExitStack() as stack:
+        for probe in procedure.probes.values():
+            stack.enter_context(probe.around(context))
+        for _ in range(_PROBED_CALLS):
+            step.call()
+        procedure.device.synchronize()
+
+
+def _compare_baselines(
+    procedure: Procedure, point: Point, step: Step, batches: Batches, algorithm: AppliedAlgorithm
+) -> None:
+    """Time the whole call by the algorithm and by its baselines, in turns."""
+    if algorithm.baselines():
+        if procedure.graph or procedure.cache is not Cache.warm or procedure.group.size > 1:
+            raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
+        baselines.judge(point, algorithm, step.call, procedure.device, procedure.capture(step, batches))
+
+
+def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
+    """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
+    is_alone, can_replay = procedure.group.size == 1, procedure.cache is Cache.warm and on_device(batches)
+    is_wanted = procedure.stopping.processes > 1 and procedure.is_anchor(key) and not procedure.graph
+    return is_alone and can_replay and is_wanted
+
+
+def _count_work(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:
+    counted = procedure.work(step, batches)
+    if counted is not None:
+        work_rates.add_work_metrics(point, counted, procedure.peaks, procedure.ceilings)
