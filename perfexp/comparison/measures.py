@@ -28,6 +28,7 @@ class Measure:
         is_better_if_lower: direction.
         better: verdict for the better side, `worse` for the other.
         metric: name of the record's metric; None for a time.
+        is_exact: whether the figure itself decides, with the margin as a difference of shares, not a ratio.
     """
 
     unit: str
@@ -35,6 +36,7 @@ class Measure:
     better: str = "FASTER"
     worse: str = "SLOWER"
     metric: str | None = None
+    is_exact: bool = False
 
 
 #: Measures by name, in the order of reports.
@@ -47,7 +49,9 @@ MEASURES = {
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
     "memory": Measure(unit="bytes", better="LESS", worse="MORE", metric="memory/peak_bytes"),
     "energy": Measure(unit="joules", better="LESS", worse="MORE", metric="energy/per_image_joules"),
-    "accuracy": Measure(unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric="accuracy"),
+    "accuracy": Measure(
+        unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric="accuracy", is_exact=True
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -133,6 +134,49 @@ def test_undecided_fails_only_if_asked_for(checked):
     assert "? UNDECIDED device" in lines[0]
 
 
+def test_a_worse_figure_that_is_undecided_is_no_pass(checked):
+    noisy = made([[1.0, 1.25, 1.05]], seed=1)
+    code, lines, _ = checked(made(), noisy)
+    assert code == 2
+    [line] = lines
+    assert line.startswith("worse beyond the margin, but undecided: device of 1 point; measure in more processes")
+    assert checked(made(), noisy, "--allow-undecided")[0] == 0
+
+
+def test_one_point_without_an_interval_is_no_pass(checked):
+    one, two = (with_metric(made([FLAT, FLAT], seed=seed), "memory/peak_bytes", 1e9) for seed in (0, 1))
+    for side in (one, two):
+        for point in side.points:
+            if point.key.replicate:
+                point.metrics = []
+    code, lines, _ = checked(one, two)
+    assert (code, lines[0].split(";")[0]) == (2, "without an interval: memory of 2 points")
+
+
+@pytest.mark.parametrize(("accuracy", "code"), [(0.001, 1), (0.74, 1), (0.755, 0), (0.9, 0)])
+def test_accuracy_is_exact_with_the_margin_in_points(accuracy, code, checked):
+    one, two = (with_metric(made(seed=seed), "accuracy", value) for seed, value in ((0, 0.76), (1, accuracy)))
+    found, lines, _ = checked(one, two)
+    assert found == code
+    assert all(line.startswith("▼ LOWER accuracy") for line in lines)
+
+
+def test_slower_fails_whatever_else_does(checked):
+    for names in ("missing", "undecided"):
+        assert checked(made(), made(seed=1, scale=1.1), "--fail-on", names)[0] == 1
+    code, _, errors = checked(made(), made(seed=1), "--fail-on", ",")
+    assert (code, "--fail-on is empty" in errors[0]) == (2, True)
+
+
+def test_a_graph_time_of_anchors_only_is_not_missing(checked):
+    one, two = made(), made(seed=1)
+    for point in one.points:
+        point.series.append(msgspec.structs.replace(point.series[0], name="device/graph"))
+    assert checked(one, two)[:2] == (0, [])
+    two.points[0].metrics.append(Metric(name="device/graph_seconds", value=None, unit="seconds", reason="no graph"))
+    assert checked(one, two)[:2] == (1, ["MISSING 32 · batch 1, device/graph"])
+
+
 def unmeasured(one):
     for point in one.points:
         point.status, point.series = Status.FAILED, []
@@ -168,7 +212,7 @@ def test_what_has_no_answer_is_never_green(new, options, reason, checked):
 def test_one_process_has_no_answer(checked):
     code, lines, errors = checked(made([[1.0]]), made([[1.3]], seed=1))
     assert code == 2
-    assert lines == ["without an interval: device; measure in several processes (replicate=3)"]
+    assert lines[0].startswith("without an interval: device of 1 point; measure in several processes (replicate=3)")
     assert errors[0].startswith("not decided: 1 undecided")
 
 
