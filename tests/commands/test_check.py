@@ -1,6 +1,8 @@
 """`perfexp check` and `perfexp baseline`: exit codes, lines, GitHub's files, and named baselines."""
 
+import errno
 import json
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -291,6 +293,35 @@ def test_a_baseline_is_added_listed_used_shown_and_removed(checked, tmp_path, ca
     assert checked_by(capsys, "baseline", "rm", "main")[0] == 0
     assert not place.exists()
     assert checked_by(capsys, "baseline", "list")[1] == [f"no baselines in {place.parent.parent}"]
+
+
+def test_a_baseline_that_can_not_be_replaced_stays(checked, tmp_path, capsys, monkeypatch):
+    checked(made(), made(seed=1))
+    folder = ("--folder", tmp_path / "own")
+    assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0
+    rename = Path.rename
+
+    def full(path, target):
+        if path.name == "main" and ".new-" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    assert checked_by(capsys, "baseline", "add", "main", "new", "--force", *folder)[0] == 2
+    [place] = (tmp_path / "own").glob("*/*")
+    assert Record.load(place / "0").name == "run 0"
+
+
+def test_an_unreadable_baseline_is_listed_as_such(checked, tmp_path, capsys):
+    checked(made(), made(seed=1))
+    folder = ("--folder", tmp_path / "own")
+    for name in ("good", "bad"):
+        checked_by(capsys, "baseline", "add", name, "baseline", *folder)
+    next((tmp_path / "own").glob("*/bad/0/record.json")).write_text("{}")
+    code, lines, _ = checked_by(capsys, "baseline", "list", *folder)
+    text = " ".join(lines)
+    assert code == 0
+    assert "unreadable" in text and "good 2026-01-01 1 run run 0" in " ".join(text.split())
 
 
 def test_a_baseline_is_of_its_machine_and_gpu(checked, tmp_path, capsys):
