@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import comparison
 from benchmarks.comparison import SCENARIOS, Scenario, Shares, judged, record
-from perfexp.comparison import judging
+from perfexp.comparison import judging, measures
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
@@ -19,6 +20,7 @@ from perfexp.errors import UserError
 from perfexp.records.record import EarlierTime, MachineSpread, Metric, Series, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.ratios import Repeats
+from perfexp.statistics.variance import Component
 from tests.simulation import adapted
 
 PAIRS = 200
@@ -56,7 +58,7 @@ def test_runs_that_differ_by_more_than_their_processes_need_a_history():
     without, with_history = shares("identical, runs 2 %, no history"), shares("identical, runs 2 %, 5 earlier runs")
     assert without.covered < 0.5
     assert with_history.covered >= adapted(0.93, 0.95, PAIRS)
-    assert differing(with_history) <= 0.02
+    assert differing(with_history) <= 0.05
 
 
 def test_few_of_the_verdicts_of_a_sweep_of_100_points_are_false():
@@ -92,15 +94,52 @@ def test_a_side_without_a_history_varies_between_runs_as_the_other_does():
     assert either.has_runs and both.has_runs and not neither.has_runs
     assert either.error == pytest.approx(both.error, rel=0.02)
     assert either.error > 10 * neither.error
-    assert either.degrees == pytest.approx(3, rel=0.1)
+    assert either.degrees == pytest.approx(2, rel=0.1)
 
 
 def test_runs_of_one_command_share_their_history():
-    history, one, two = [(0.95,) * 3, (1.05,) * 3], (1.0, 1.001, 0.999), (1.02, 1.021, 1.019)
+    history, one, two = [(0.95,) * 3, (1.05,) * 3, (1.0,) * 3], (1.0, 1.001, 0.999), (1.02, 1.021, 1.019)
     found = ratios.log_ratio(repeats(*two, earlier=[*history, one]), repeats(*one, earlier=history))
-    means = [np.log(run).mean() for run in (*history, one, two)]
+    means = [np.log(run).mean() for run in history]
     assert found.error == pytest.approx(math.sqrt(2 * np.var(means, ddof=1)), rel=0.01)
-    assert found.degrees == pytest.approx(3)
+    assert found.degrees == pytest.approx(2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+def test_a_run_that_is_much_slower_does_not_hide_in_its_own_history(count):
+    history = [tuple(factor * np.array((1.0, 1.002, 0.998))) for factor in (1.01, 0.99, 1.0, 1.005, 0.995)[:count]]
+    one, two = (1.0, 1.001, 0.999), (3.0, 3.003, 2.997)
+    found = ratios.log_ratio(repeats(*two, earlier=[*history, one]), repeats(*one, earlier=history))
+    assert found.p_beyond(0.01) < 0.001
+    assert found.has_runs is (count >= 3)
+    apart = ratios.log_ratio(repeats(*two, earlier=history), repeats(*one))
+    assert apart.p_beyond(0.01) < 0.001
+
+
+def test_percentiles_recognize_a_shared_history():
+    one, two = named("one"), named("two", points=((1.02, 1.021, 1.019),))
+    for point in (*one.points, *two.points):
+        point.series.append(Series(name="latency", samples=point.series[0].samples))
+    runs = [[(5e-3 * factor,) * 2] * 3 for factor in (0.95, 1.05, 1.0)]
+    key = one.points[0].key
+    measured = measures.repeats(one)[key]["latency"].values
+    one.earlier = [EarlierTime(key=key, time="latency", runs=runs)]
+    two.earlier = [EarlierTime(key=key, time="latency", runs=[*runs, [(value, value) for value in measured]])]
+    found = {pair.measure: pair for pair in compare(one, two, measures=["latency", "p95"]).pairs}
+    widths = [pair.high / pair.low for pair in found.values()]
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
+    later, earlier = (measures.repeats(made)[key]["p95"] for made in (two, one))
+    assert earlier.identity in later.history
+
+
+def test_the_noise_of_one_process_is_in_the_interval():
+    """Samples that spread widely, beside anchors whose processes agree."""
+    anchors, noisy = Component(variance=1e-8, degrees=4), (0.12 / 1.96) ** 2
+    one, two = (Repeats(values=(value,), within=noisy, between=anchors) for value in (1.0, 1.068))
+    ratio = ratios.log_ratio(two, one)
+    assert math.log(ratio.interval.high / ratio.interval.value) == pytest.approx(math.sqrt(2) * 0.12, rel=0.01)
+    unknown = ratios.log_ratio(replace(two, within=None), one)
+    assert unknown.interval.low is None
 
 
 def test_one_process_without_a_known_component_has_no_interval_and_no_verdict():
@@ -296,7 +335,7 @@ def test_energy_varies_as_its_windows_and_as_the_times_of_the_processes():
         return pairs[0].high / pairs[0].ratio - 1
 
     quiet, noisy = [(1.0, 1.0001, 0.9999)], [(1.0, 1.02, 0.98)]
-    assert found(0.01, quiet) == pytest.approx(math.sqrt(2) * 0.01 * 2.78 / 1.96, rel=0.05)  # t of 4 degrees
+    assert found(0.01, quiet) == pytest.approx(math.sqrt(2) * 0.01, rel=0.05)  # its windows count as exact
     assert found(0.01, noisy) > 3 * found(0.01, quiet)
     [pair] = compare(joules(1.0, 0.01, [(1.0,)]), joules(1.1, 0.01, [(1.0,)]), measures=["energy"]).pairs
     assert (pair.word, pair.low) == ("UNDECIDED", None)

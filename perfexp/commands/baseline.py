@@ -11,10 +11,11 @@ import typer
 from perfexp.commands import sides
 from perfexp.commands.app import Force, app, echo
 from perfexp.comparison import named_baselines
-from perfexp.errors import UserError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.subject import one_line
 
 
 class Action(StrEnum):
@@ -72,12 +73,21 @@ def _list(root: Path) -> None:
     if not places:
         echo(f"no baselines in {root}")
         return
-    content = [named_baselines.read(place) for place in places]
+    content = [_content(place) for place in places]
     columns = [
         Column("machine", (place.parent.name for place in places), prose=True),
         Column("name", (place.name for place in places), prose=True),
-        Column("measured", (records[0].started[:10] for records in content)),
-        Column("content", (units.counted(len(records), "run") for records in content)),
-        Column("first run", (records[0].name for records in content), prose=True, rank=1),
+        Column("measured", (measured for measured, _, _ in content)),
+        Column("content", (runs for _, runs, _ in content)),
+        Column("first run", (name for _, _, name in content), prose=True, rank=1),
     ]
     Console().show_grid(str(root), Grid(columns))
+
+
+def _content(place: Path) -> tuple[str, str, str]:
+    """The date, the number of runs and the first run of a baseline, or why it cannot be read."""
+    try:
+        records = named_baselines.read(place)
+    except PerfexpError as error:
+        return "", "unreadable", one_line(str(error))
+    return records[0].started[:10], units.counted(len(records), "run"), records[0].name

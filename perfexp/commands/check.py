@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
+from perfexp.records import units
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
 
@@ -44,8 +45,14 @@ def check(
         str, typer.Option(metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW.")
     ],
     fail_on: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Of slower (worse in any measure), missing, undecided.")
+        str,
+        typer.Option(
+            metavar="NAME,…", help="Of missing, undecided, and slower (worse in any measure), which always fails."
+        ),
     ] = "slower,missing",
+    allow_undecided: Annotated[
+        bool, typer.Option("--allow-undecided", help="Pass figures that are worse beyond the margin but undecided.")
+    ] = False,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
@@ -59,11 +66,12 @@ def check(
     """Check a new run against a baseline: one line for each regression, and an exit code.
 
     0: nothing is worse. 1: a figure is worse beyond the margin, or missing. 2: runs that cannot be compared, nothing
-    that both sides measured, no figure with an interval, or a wrong command. Without --metric, cycles are left out.
+    that both sides measured, a figure without an interval, a worse one that is undecided, or a wrong command. Without
+    --metric, cycles are left out. Accuracy is exact: the margin is a difference in percentage points.
     """
     try:
         settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)
-        reasons = [one_of("--fail-on", name, list(Failure)) for name in sides.words([fail_on])]
+        reasons = _reasons(fail_on)
         summary = _summary_file() if github else None
         root = folder or named_baselines.default_folder()
         compared = judging.compare(list(_sides(new, against, root, uri)), settings)
@@ -72,7 +80,7 @@ def check(
             echo(_annotation(str(error)))
         raise
     failed = list(_failed(compared, reasons))
-    unknown = [] if failed else _unknown(compared, sides.words([metric or ""]))
+    unknown = [] if failed else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
     word = "failed" if failed else "not decided" if unknown else "passed"
     outcome = f"{word}: {_counts(compared)}, against {against}"
     for line in (*failed, *unknown):
@@ -102,7 +110,7 @@ def _counts(compared: Comparison) -> str:
     return f"{words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}"
 
 
-def _failed(compared: Comparison, reasons: Sequence[str]) -> Iterator[str]:
+def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
     """A line for each figure that fails the check."""
     for reason, verdict in ((Failure.slower, Verdict.WORSE), (Failure.undecided, Verdict.UNDECIDED)):
         if reason in reasons:
@@ -119,19 +127,44 @@ def _line(pair: Compared) -> str:
     return f"{comparison_table.verdict_of(pair)} {pair.measure} of {pair.point}: {now}, was {before}, ratio {ratio}"
 
 
-def _unknown(compared: Comparison, required: Sequence[str]) -> list[str]:
+def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: bool) -> list[str]:
     """Why the check has no answer although nothing failed; empty if it has one."""
     if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
         lines = comparison_table.confounders(compared.sides[1])
         return [f"not comparable: {line.strip()}" for line in lines]
     measured = {pair.measure for pair in compared.pairs}
-    judged = {pair.measure for pair in compared.pairs if pair.low is not None}
     if lacking := [name for name in required if name not in measured]:
         return [f"not measured on both sides: {', '.join(lacking)}"]
-    if not judged or not judged.issuperset(required):
-        names = ", ".join(name for name in MEASURES if name in (set(required) or measured) - judged)
-        return [f"without an interval: {names}; measure in several processes (replicate=3)"]
+    if not compared.pairs:
+        return ["nothing was measured on both sides"]
+    undecided = [pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED]
+    if unsure := [pair for pair in undecided if pair.low is None]:
+        remedy = "measure in several processes (replicate=3), or name other measures with --metric"
+        return [f"without an interval: {_places(unsure)}; {remedy}"]
+    if not allow_undecided and (worse := [pair for pair in undecided if _is_worse(pair, compared.margin)]):
+        remedy = "measure in more processes (replicate=N), or pass it with --allow-undecided"
+        return [f"worse beyond the margin, but undecided: {_places(worse)}; {remedy}"]
     return []
+
+
+def _places(pairs: Sequence[Compared]) -> str:
+    """The measures of some pairs with the number of their points."""
+    counts = Counter(pair.measure for pair in pairs)
+    return ", ".join(f"{name} of {units.counted(count, 'point')}" for name, count in counts.items())
+
+
+def _is_worse(pair: Compared, margin: float) -> bool:
+    """Whether the figure is worse beyond the margin, whatever its interval is."""
+    ratio = pair.ratio if MEASURES[pair.measure].is_better_if_lower else 1 / pair.ratio
+    return ratio > 1 + margin
+
+
+def _reasons(fail_on: str) -> set[str]:
+    """The reasons to fail, always with `slower`."""
+    reasons = {one_of("--fail-on", name, list(Failure)) for name in sides.words([fail_on])}
+    if not reasons:
+        raise UserError(f"--fail-on is empty; name some of {', '.join(Failure)}.")
+    return {Failure.slower, *reasons}
 
 
 def _summary_file() -> Path:

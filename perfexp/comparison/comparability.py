@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from perfexp.comparison.measures import MEASURES
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
 from perfexp.records.diagnostics import Severity
 from perfexp.records.record import Key, Point, Record, without_replicate
 from perfexp.summaries.subject import one_line
+from perfexp.summaries.wording import METER_ACCURACY
 
 #: Values of one fact that are shown.
 _SHOWN = 3
@@ -60,7 +63,7 @@ class _Fact:
         environment: dotted places in a record's environment; an unknown value differs from nothing.
         plan: dotted places in its plan.
         follows: subjects with which the facts change anyway, so that they belong to the subject.
-        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but the commit.
+        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but commit, board.
     """
 
     role: Role
@@ -95,6 +98,7 @@ FACTS = {
     "execution": _subject(*(f"execution.{name}" for name in ("compile", "channels_last", "cuda_graph", "ddp"))),
     "training": _subject("mode.train"),
     "device": _subject(environment=("device.name", "device.kind")),
+    "board": _subject(environment=("device.uuid",)),
     "gpus": _subject("gpu.count"),
     "driver": _subject(environment=("device.driver",)),
     "torch": _subject(environment=("packages.torch",)),
@@ -129,13 +133,13 @@ FACTS = {
     "data": _Fact(Role.CONFOUNDER, plan=("data",), help="set the same data= for both"),
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
     "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
-    "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "device.uuid", "device.vbios")),
+    "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "device.vbios")),
     "stopping": _Fact(Role.NEUTRAL, plan=("stopping", "replicate", "percentiles", "probes", "seed")),
 }
-#: Confounders that `--allow` accepts; the last two are those of a point.
+#: Confounders that `--allow` accepts; the last three are those of a point.
 ALLOWABLE = (
     *(key for key, fact in FACTS.items() if fact.role is Role.CONFOUNDER),
-    *("device_method", "diagnostics"),
+    *("device_method", "meter", "diagnostics"),
 )
 
 
@@ -149,12 +153,14 @@ def check_allowed(keys: Collection[str]) -> None:
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
     """Return the facts that differ between two runs, the subject first, then confounders."""
     differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
+    if "device" in differing:
+        differing.pop("board", None)  # another product is another board, too
     subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
         fact = FACTS[key]
         is_varied = any(fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan)
-        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= {"commit"}):
+        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= {"commit", "board"}):
             found.append(Difference(key=key, role=Role.SUBJECT, baseline=before, other=after))
         elif fact.role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
@@ -166,7 +172,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
 def point_differences(
     baseline: tuple[Record, Key], other: tuple[Record, Key], allowed: Collection[str] = ()
 ) -> list[Difference]:
-    """Return the confounders of a pair of points: how `device` was timed, and diagnostics of severity `error`."""
+    """Return the confounders of a pair of points: how `device` was timed, two meters, and diagnostics of `error`."""
     sides = [
         (record, [point for point in record.points if without_replicate(point.key) == key])
         for record, key in (baseline, other)
@@ -175,13 +181,29 @@ def point_differences(
     found = []
     if None not in (before, after) and before != after:
         remedy = "set execution.cuda_graph=true for both"
-        found.append(_confounder("device_method", str(before), str(after), allowed, ("cycles",), remedy))
+        found.append(_confounder("device_method", str(before), str(after), allowed, ("device", "cycles"), remedy))
+    boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
+    if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
+        remedy = "measure the energy of both on one board, since each meter has an error of its own"
+        found.append(_confounder("meter", *boards, allowed, ("energy",), remedy))
     errors = [_errors(*side) for side in sides]
     for code in errors[0] | errors[1]:
         texts = [side.get(code, "no such error") for side in errors]
         measures = ("energy",) if code.startswith("meter_") else ()
         found.append(_confounder("diagnostics", texts[0], texts[1], allowed, measures, f"fix the cause of {code}"))
     return found
+
+
+def _within_meters(*sides: list[Point]) -> bool:
+    """Whether energies differ by no more than the errors of two meters, as far as these are known."""
+    energies, accuracies = (
+        [next((one.value for point in points if (one := point.metric(name)) and one.value), None) for points in sides]
+        for name in (MEASURES["energy"].metric or "", METER_ACCURACY)
+    )
+    if None in energies:
+        return False
+    ratio = abs(math.log(energies[0] or 1) - math.log(energies[1] or 1))
+    return None in accuracies or ratio <= sum(math.log1p(one or 0) for one in accuracies)
 
 
 def _confounder(

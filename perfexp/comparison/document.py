@@ -36,7 +36,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         ratio: other over baseline.
         low: lower end of the ratio's 95 % interval, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
-        p: p-value of a difference beyond the margin.
+        p: p-value of a difference beyond the margin; 1 without an interval.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
         clock: disagreement of time and cycles in words, empty if they agree; None unless both have a verdict.
         further_processes: how many more processes of each side would decide; None if unknown, or decided.

@@ -12,7 +12,7 @@ from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideF
 from perfexp.comparison.measures import MEASURES, repeats
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
-from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
@@ -68,7 +68,8 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     """Compare each side with the first one, the baseline.
 
     A verdict needs both: the ratio's interval lies wholly beyond the margin (BETTER, WORSE) or within it (SAME), and
-    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure.
+    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure. An exact measure
+    has no interval: its figures themselves decide.
 
     Raises:
         UserError: two sides contain the same run, or nothing of two sides can be paired.
@@ -132,9 +133,16 @@ def _measures_alone(
         for pair in matching.pairs:
             of_baseline, of_other = map(figures.of, pair)
             for measure in (name for name in MEASURES if (name in of_baseline) is not (name in of_other)):
-                ends = (baseline, other) if measure in of_baseline else (other, baseline)
+                ends, lacking = ((baseline, other), pair[1]) if measure in of_baseline else ((other, baseline), pair[0])
+                if measure == GRAPH and "device" in {*of_baseline} & {*of_other} and not _tried_graph(lacking):
+                    continue  # measured at anchors only, which depend on the other points of the run
                 point, (side, against) = pairing.label(pair[0], names), (end.name for end in ends)
                 yield Alone(side=side, point=point, against=against, measure=measure)
+
+
+def _tried_graph(one: Measurement) -> bool:
+    points = (point for point in one.record.points if point.key == one.key)
+    return any(point.metric(f"{GRAPH}_seconds") for point in points)
 
 
 class _Figures:
@@ -175,7 +183,10 @@ class _Differences:
 
 def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
     verdicts = [Verdict.UNDECIDED if draft.is_comparable else Verdict.NOT_COMPARABLE for draft in drafts]
-    for measure in MEASURES:
+    for number, draft in enumerate(drafts):
+        if MEASURES[draft.measure].is_exact and draft.is_comparable:
+            verdicts[number] = _exact_verdict(draft, settings.margin)
+    for measure in (name for name in MEASURES if not MEASURES[name].is_exact):
         numbers = [number for number, draft in enumerate(drafts) if draft.measure == measure and draft.is_comparable]
         logs = [drafts[number].ratio for number in numbers]
         beyond = ratios.benjamini_hochberg([log.p_beyond(settings.margin) for log in logs], settings.fdr)
@@ -187,6 +198,14 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
             elif agrees and log.p_within(settings.margin) <= ALPHA:
                 verdicts[number] = Verdict.SAME
     return verdicts
+
+
+def _exact_verdict(draft: _Draft, margin: float) -> Verdict:
+    """The verdict by the difference of two exact figures."""
+    baseline, other = (figure.mean for figure in draft.figures)
+    if abs(other - baseline) <= margin:
+        return Verdict.SAME
+    return Verdict.BETTER if (other < baseline) is MEASURES[draft.measure].is_better_if_lower else Verdict.WORSE
 
 
 def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str | None]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call
 from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS, series_of_processes
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.distributions import Z95
-from perfexp.statistics.estimators import Interval
+from perfexp.statistics.estimators import Interval, percentile_interval
 from perfexp.statistics.ratios import Repeats
 from perfexp.statistics.variance import Component
 
 _P95 = 95.0
+#: Measures of one process whose samples have an interval.
+_SAMPLED = ("energy",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Measure:
         is_better_if_lower: direction.
         better: verdict for the better side, `worse` for the other.
         metric: name of the record's metric; None for a time.
+        is_exact: whether the figure itself decides, with the margin as a difference of shares, not a ratio.
     """
 
     unit: str
@@ -35,6 +36,7 @@ class Measure:
     better: str = "FASTER"
     worse: str = "SLOWER"
     metric: str | None = None
+    is_exact: bool = False
 
 
 #: Measures by name, in the order of reports.
@@ -47,7 +49,9 @@ MEASURES = {
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
     "memory": Measure(unit="bytes", better="LESS", worse="MORE", metric="memory/peak_bytes"),
     "energy": Measure(unit="joules", better="LESS", worse="MORE", metric="energy/per_image_joules"),
-    "accuracy": Measure(unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric="accuracy"),
+    "accuracy": Measure(
+        unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric="accuracy", is_exact=True
+    ),
 }
 
 
@@ -74,8 +78,8 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
         values = tuple(metric.value for metric in metrics if metric.value is not None)
         if values:
             widths = [(metric.high - metric.low) / 2 for metric in metrics if metric.low and metric.high]
-            within = (widths[0] / values[0] / Z95) ** 2 if widths and values[0] else 0.0
-            found[name] = Repeats(values=values, within=within)
+            within = (widths[0] / values[0] / Z95) ** 2 if widths and values[0] else None
+            found[name] = Repeats(values=values, within=within if name in _SAMPLED else 0.0)
     return found
 
 
@@ -98,14 +102,15 @@ def _times(name: str, series: list[Series], history: EarlierTime | None, samples
 
 def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
     """95th percentiles; a history has medians only, so that percentiles vary between runs as medians do."""
-    values = tuple(float(np.percentile(one.measured, _P95)) for one in series)
-    scale = float(np.exp(np.mean(np.log(values) - np.log(medians.values)))) if min(values) > 0 else 1.0
-    return Repeats(values=values, earlier=tuple(tuple(scale * median for median in run) for run in medians.earlier))
+    found = _repeats([percentile_interval(one.measured, _P95) for one in series], [])
+    scale = found.mean / medians.mean if min(found.values) > 0 else 1.0
+    earlier = tuple(tuple(scale * median for median in run) for run in medians.earlier)
+    return replace(found, earlier=earlier, identities=(*medians.earlier, medians.values))
 
 
 def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
-    widths = [one.relative_half_width or 0.0 for one in processes]
-    within = sum((width / Z95) ** 2 for width in widths) / len(widths) ** 2
+    widths = [width for one in processes if (width := one.relative_half_width) is not None]
+    within = sum((width / Z95) ** 2 for width in widths) / len(widths) ** 2 if len(widths) == len(processes) else None
     is_usable = all(value > 0 for run in earlier for value in run)
     values = tuple(one.value for one in processes)
     return Repeats(values=values, within=within, earlier=tuple(map(tuple, earlier)) if is_usable else ())
@@ -116,8 +121,8 @@ def _with_components(
 ) -> dict[Key, dict[str, Repeats]]:
     """Give each figure the variance between processes that all figures of its phase and measure show (anchors).
 
-    Without any, it is that of the machine's selfcheck. A figure of one process that has an interval of its own, such
-    as energy, varies between processes at least as the times do: both variances add up.
+    Without any, it is that of the machine's selfcheck. Energy, which one process measures, varies between processes as
+    the times do.
     """
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for key, figures in found.items():
@@ -129,14 +134,13 @@ def _with_components(
             between.setdefault((phase, name), latency)
     between |= {group: own for group, values in groups.items() if (own := variance.between_processes(values))}
 
-    def component(phase: str, name: str, one: Repeats) -> Component | None:
+    def component(phase: str, name: str) -> Component | None:
         own = between.get((phase, name))
-        if own or MEASURES[name].metric is None or not one.within:
+        if own or name not in _SAMPLED:
             return own
-        time = next(filter(None, (between.get((phase, time)) for time in TIME_KINDS)), None)
-        return time and replace(time, variance=time.variance + one.within)
+        return next(filter(None, (between.get((phase, time)) for time in TIME_KINDS)), None)
 
     return {
-        key: {name: replace(one, between=component(key.phase, name, one)) for name, one in figures.items()}
+        key: {name: replace(one, between=component(key.phase, name)) for name, one in figures.items()}
         for key, figures in found.items()
     }

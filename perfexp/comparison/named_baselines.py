@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ def machine_of(records: Sequence[Record]) -> str:
 def find(folder: Path, name: str | None = None) -> list[Path]:
     """Return the folders of the baselines, or of those with a name, machine by machine."""
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    return [place for place in sorted(folder.glob(pattern)) if _files(place)]
+    return [place for place in sorted(folder.glob(pattern)) if place.name[0] != "." and _files(place)]
 
 
 def read(place: Path) -> list[Record]:
@@ -57,11 +56,25 @@ def add(folder: Path, name: str, records: Sequence[Record], *, force: bool) -> P
             for number, record in enumerate(records):
                 (target := Path(made, name, str(number))).mkdir(parents=True)
                 write_atomically(target / _RECORD, record.to_json())
-            remove(place)
-            shutil.move(Path(made, name), place)
+            _replace(place, Path(made, name))
     except OSError as error:
         raise UserError(f"{place} can't be written: {error.strerror}. Choose another --folder.") from error
     return place
+
+
+def _replace(place: Path, new: Path) -> None:
+    """Move a new baseline into place; an earlier one stays aside until then."""
+    aside = place.with_name(f".{place.name}.old")
+    if place.exists():
+        remove(aside)
+        place.rename(aside)
+    try:
+        new.rename(place)
+    except OSError:
+        if aside.exists():
+            aside.rename(place)
+        raise
+    remove(aside)
 
 
 def remove(place: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,20 +27,33 @@ class Repeats:
 
     Attributes:
         values: the figure of each process, above 0.
-        within: variance of the logarithm of their geometric mean, as the samples of each process show it.
+        within: variance of the logarithm of their geometric mean, as the samples of each process show it; None if the
+            samples show none.
         earlier: the figure of each process of earlier runs of the same command, oldest first.
         between: variance between processes that other points of the run show, for a figure of one process.
+        identities: figures by which the earlier runs, and then this one, are recognized; by default the figures above.
     """
 
     values: tuple[float, ...]
-    within: float = 0.0
+    within: float | None = 0.0
     earlier: tuple[tuple[float, ...], ...] = ()
     between: Component | None = None
+    identities: tuple[tuple[float, ...], ...] = ()
 
     @property
     def mean(self) -> float:
         """Geometric mean over the processes."""
         return math.exp(float(np.mean(np.log(self.values))))
+
+    @property
+    def identity(self) -> tuple[float, ...]:
+        """The figures by which other records recognize this run."""
+        return self.identities[-1] if self.identities else self.values
+
+    @property
+    def history(self) -> dict[tuple[float, ...], tuple[float, ...]]:
+        """The earlier runs by their identity."""
+        return dict(zip(self.identities or self.earlier, self.earlier, strict=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,24 +101,26 @@ def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
     """Return the logarithm of `other` over `baseline`, with an error that holds for another pair of runs.
 
     The estimand is the ratio of what the two commands take on average over all of their runs. Each side's variance is
-    that of its run's geometric mean (`variance.of_run`): between processes, and between runs as soon as the side has a
-    history of at least three runs. A side without a history varies between runs as the other one does. If neither has
-    one, the error only holds for other processes of these two runs, and `has_runs` is False. Two runs of the same
-    command share their history, whose variance then counts for both.
+    that of its run's geometric mean: between processes, and between runs as soon as the side has a history of at least
+    three runs. The two runs themselves do not count for the variance between runs, which would hide their difference.
+    A side without a history varies between runs as the other one does. If neither has one, the error only holds for
+    other processes of these two runs, and `has_runs` is False. Two runs of the same command share their history, whose
+    variance then counts for both.
 
     The variances add up; the degrees of freedom are those of Welch, "The generalization of Student's problem" (1947).
     """
     value = math.log(other.mean) - math.log(baseline.mean)
-    is_shared = other.values in baseline.earlier or baseline.values in other.earlier
-    runs = dict.fromkeys((*baseline.earlier, *other.earlier, baseline.values, other.values)) if is_shared else {}
+    shared = next((late for late, one in ((other, baseline), (baseline, other)) if one.identity in late.history), None)
+    compared = {other.identity, baseline.identity}
     one, two = (
-        _Side.of(side, [run for run in runs or side.earlier if run != side.values]) for side in (other, baseline)
+        _Side.of(side, [run for name, run in (shared or side).history.items() if name not in compared])
+        for side in (other, baseline)
     )
     if one.total is None or two.total is None:
         return LogRatio(value=value)
     terms = [(one.total.variance, one.total.degrees), (two.total.variance, two.total.degrees)]
     has_runs = one.has_runs or two.has_runs
-    if is_shared:  # the same estimate twice
+    if shared and has_runs:  # the same estimate twice
         terms = [(one.total.variance + two.total.variance, min(one.total.degrees, two.total.degrees))]
     elif one.has_runs != two.has_runs:
         known = 0 if one.has_runs else 1
@@ -137,16 +152,18 @@ class _Side:
 
     @classmethod
     def of(cls, side: Repeats, history: Sequence[Sequence[float]]) -> _Side:
-        """The variance of a side with a history."""
-        runs = [*history, side.values]
-        total, processes = variance.of_run(runs), variance.between_processes(runs)
-        if total is None:
-            return cls(side.between)
-        total = replace(total, variance=max(total.variance, side.within))
-        if len(runs) < variance.LEAST_RUNS:
-            return cls(total)
+        """The variance of a side with a history of other runs."""
+        processes = variance.between_processes([*history, side.values])
         explained = processes.variance / len(side.values) if processes else 0.0
-        return cls(total, max(total.variance - explained, 0.0), has_runs=True)
+        least = max(explained, side.within or 0.0)
+        if len(history) >= variance.LEAST_RUNS:
+            runs = max(variance.of_runs(history), 0.0)
+            return cls(Component(variance=max(runs + explained, least), degrees=len(history) - 1), runs, has_runs=True)
+        if processes:
+            return cls(Component(variance=least, degrees=processes.degrees))
+        if side.between is None or side.within is None:
+            return cls(None)
+        return cls(variance.with_exact(side.between, side.within))
 
 
 def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin: float) -> int | None:

@@ -14,6 +14,8 @@ from perfexp.statistics.estimators import Interval, Samples, median_error, perce
 
 #: Number of runs from which their means show how runs differ.
 LEAST_RUNS = 3
+#: Degrees of freedom beyond which Student's distribution is a normal one.
+_MOST_DEGREES = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Component:
     """
 
     variance: float
-    degrees: int
+    degrees: float
 
     @property
     def spread(self) -> float:
@@ -78,10 +80,15 @@ def widened(interval: Interval, component: Component) -> Interval:
     width = interval.relative_half_width
     if width is None:
         return interval
-    within = (width / Z95) ** 2
+    total = with_exact(component, (width / Z95) ** 2)
+    return _around(interval.value, max(student95(total.degrees) * math.sqrt(total.variance), width))
+
+
+def with_exact(component: Component, within: float) -> Component:
+    """Add a variance that counts as exact; the degrees of freedom are those of Welch and Satterthwaite."""
     total = within + component.variance
     degrees = component.degrees * (total / component.variance) ** 2 if component.variance > 0 else math.inf
-    return _around(interval.value, max(student95(min(degrees, 1e6)) * math.sqrt(total), width))
+    return Component(variance=total, degrees=min(degrees, _MOST_DEGREES))
 
 
 def of_processes(statistics: Sequence[Interval]) -> Interval:
@@ -118,12 +125,22 @@ def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     logs = [np.log(np.asarray(run)) for run in runs]
     processes = between_processes(runs)
     within = processes.variance if processes else 0.0
+    explained = within / logs[-1].size
     if len(runs) >= LEAST_RUNS:
-        spread = float(np.var([log.mean() for log in logs], ddof=1))
-        inverse = [1 / log.size for log in logs]
-        value = max(spread + within * (inverse[-1] - float(np.mean(inverse))), within * inverse[-1])
-        return Component(variance=value, degrees=len(runs) - 1)
-    return Component(variance=within / logs[-1].size, degrees=processes.degrees) if processes else None
+        return Component(variance=max(of_runs(runs), 0.0) + explained, degrees=len(runs) - 1)
+    return Component(variance=explained, degrees=processes.degrees) if processes else None
+
+
+def of_runs(runs: Sequence[Sequence[float]]) -> float:
+    """Return the variance between runs without that of their processes' means, below 0 if these explain more.
+
+    Args:
+        runs: for each of at least two runs, the statistic of its processes, above 0.
+    """
+    logs = [np.log(np.asarray(run)) for run in runs]
+    processes = between_processes(runs)
+    within = processes.variance if processes else 0.0
+    return float(np.var([log.mean() for log in logs], ddof=1)) - within * float(np.mean([1 / log.size for log in logs]))
 
 
 def at_least(interval: Interval, component: Component) -> Interval:

@@ -1,7 +1,10 @@
 """`perfexp check` and `perfexp baseline`: exit codes, lines, GitHub's files, and named baselines."""
 
+import errno
 import json
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -133,6 +136,49 @@ def test_undecided_fails_only_if_asked_for(checked):
     assert "? UNDECIDED device" in lines[0]
 
 
+def test_a_worse_figure_that_is_undecided_is_no_pass(checked):
+    noisy = made([[1.0, 1.25, 1.05]], seed=1)
+    code, lines, _ = checked(made(), noisy)
+    assert code == 2
+    [line] = lines
+    assert line.startswith("worse beyond the margin, but undecided: device of 1 point; measure in more processes")
+    assert checked(made(), noisy, "--allow-undecided")[0] == 0
+
+
+def test_one_point_without_an_interval_is_no_pass(checked):
+    one, two = (with_metric(made([FLAT, FLAT], seed=seed), "memory/peak_bytes", 1e9) for seed in (0, 1))
+    for side in (one, two):
+        for point in side.points:
+            if point.key.replicate:
+                point.metrics = []
+    code, lines, _ = checked(one, two)
+    assert (code, lines[0].split(";")[0]) == (2, "without an interval: memory of 2 points")
+
+
+@pytest.mark.parametrize(("accuracy", "code"), [(0.001, 1), (0.74, 1), (0.755, 0), (0.9, 0)])
+def test_accuracy_is_exact_with_the_margin_in_points(accuracy, code, checked):
+    one, two = (with_metric(made(seed=seed), "accuracy", value) for seed, value in ((0, 0.76), (1, accuracy)))
+    found, lines, _ = checked(one, two)
+    assert found == code
+    assert all(line.startswith("▼ LOWER accuracy") for line in lines)
+
+
+def test_slower_fails_whatever_else_does(checked):
+    for names in ("missing", "undecided"):
+        assert checked(made(), made(seed=1, scale=1.1), "--fail-on", names)[0] == 1
+    code, _, errors = checked(made(), made(seed=1), "--fail-on", ",")
+    assert (code, "--fail-on is empty" in errors[0]) == (2, True)
+
+
+def test_a_graph_time_of_anchors_only_is_not_missing(checked):
+    one, two = made(), made(seed=1)
+    for point in one.points:
+        point.series.append(msgspec.structs.replace(point.series[0], name="device/graph"))
+    assert checked(one, two)[:2] == (0, [])
+    two.points[0].metrics.append(Metric(name="device/graph_seconds", value=None, unit="seconds", reason="no graph"))
+    assert checked(one, two)[:2] == (1, ["MISSING 32 · batch 1, device/graph"])
+
+
 def unmeasured(one):
     for point in one.points:
         point.status, point.series = Status.FAILED, []
@@ -168,7 +214,7 @@ def test_what_has_no_answer_is_never_green(new, options, reason, checked):
 def test_one_process_has_no_answer(checked):
     code, lines, errors = checked(made([[1.0]]), made([[1.3]], seed=1))
     assert code == 2
-    assert lines == ["without an interval: device; measure in several processes (replicate=3)"]
+    assert lines[0].startswith("without an interval: device of 1 point; measure in several processes (replicate=3)")
     assert errors[0].startswith("not decided: 1 undecided")
 
 
@@ -247,6 +293,35 @@ def test_a_baseline_is_added_listed_used_shown_and_removed(checked, tmp_path, ca
     assert checked_by(capsys, "baseline", "rm", "main")[0] == 0
     assert not place.exists()
     assert checked_by(capsys, "baseline", "list")[1] == [f"no baselines in {place.parent.parent}"]
+
+
+def test_a_baseline_that_can_not_be_replaced_stays(checked, tmp_path, capsys, monkeypatch):
+    checked(made(), made(seed=1))
+    folder = ("--folder", tmp_path / "own")
+    assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0
+    rename = Path.rename
+
+    def full(path, target):
+        if path.name == "main" and ".new-" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    assert checked_by(capsys, "baseline", "add", "main", "new", "--force", *folder)[0] == 2
+    [place] = (tmp_path / "own").glob("*/*")
+    assert Record.load(place / "0").name == "run 0"
+
+
+def test_an_unreadable_baseline_is_listed_as_such(checked, tmp_path, capsys):
+    checked(made(), made(seed=1))
+    folder = ("--folder", tmp_path / "own")
+    for name in ("good", "bad"):
+        checked_by(capsys, "baseline", "add", name, "baseline", *folder)
+    next((tmp_path / "own").glob("*/bad/0/record.json")).write_text("{}")
+    code, lines, _ = checked_by(capsys, "baseline", "list", *folder)
+    text = " ".join(lines)
+    assert code == 0
+    assert "unreadable" in text and "good 2026-01-01 1 run run 0" in " ".join(text.split())
 
 
 def test_a_baseline_is_of_its_machine_and_gpu(checked, tmp_path, capsys):

@@ -132,7 +132,7 @@ def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared
 
 
 def test_every_confounder_has_a_test():
-    tested = {*CONFOUNDERS, "cpu", "device_method", "diagnostics"}
+    tested = {*CONFOUNDERS, "cpu", "device_method", "meter", "diagnostics"}
     assert tested == set(comparability.ALLOWABLE)
 
 
@@ -166,6 +166,32 @@ def test_a_queue_is_not_compared_with_a_graph(compared):
         **dict.fromkeys(("latency", "p95", "throughput"), "same"),
     }
     assert [(alone["side"], alone["measure"]) for alone in found["alone"]] == [("A", "device"), ("B", "device/graph")]
+
+
+def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
+    one, other = with_latency(made()), with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
+    for side, method in ((one, "queue"), (other, "graph")):
+        for point in side.points:
+            point.facts["device_method"] = method
+    found = verdicts(compared(one, other))
+    assert (found["device"], found["latency"]) == ("not comparable", "better")
+
+
+@pytest.mark.parametrize(
+    ("joules", "accuracy", "verdict"),
+    [(1.0, 0.05, "not comparable"), (2.0, 0.05, "worse"), (2.0, None, "not comparable")],
+)
+def test_the_energy_of_another_board_is_compared_beyond_the_errors_of_the_meters(joules, accuracy, verdict, compared):
+    sides = made(environment={"device.uuid": "GPU-1"}), made(environment={"device.uuid": "GPU-2"}, seed=1)
+    for side, value in zip(sides, (1.0, joules), strict=True):
+        ends = {"low": 0.99 * value, "high": 1.01 * value}
+        side.points[0].metrics = [Metric(name="energy/per_image_joules", value=value, unit="joules", **ends)]
+        if accuracy:
+            side.points[0].metrics.append(Metric(name="energy/meter_accuracy", value=accuracy, unit="1"))
+    found = compared(*sides)
+    assert verdicts(found) == {"device": "same", "energy": verdict}
+    subjects = [one for one in found["sides"][1]["differences"] if one["role"] == "subject"]
+    assert [(one["key"], one["baseline"], one["other"]) for one in subjects] == [("board", "GPU-1", "GPU-2")]
 
 
 def test_times_of_graphs_are_compared(compared):
