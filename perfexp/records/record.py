@@ -260,7 +260,7 @@ class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     phase: str
     time: str
     variance: float
-    degrees: int
+    degrees: float
     ended: str
 
 
