@@ -11,13 +11,6 @@ from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
 
-class Pipeline(StrEnum):
-    """How batches come to the device: prepared by worker processes, or from all images, which lie there."""
-
-    loader = "loader"
-    device = "device"
-
-
 class Batches(Protocol):
     """Batches of one size, ready for the model.
 

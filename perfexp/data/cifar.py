@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from perfexp.data import Batches, Pipeline, cifar_archive, cifar_files
+from perfexp.data import Batches, cifar_archive, cifar_files
 from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
 from perfexp.data.loading import Loading, Order, Preparation, Samples
+from perfexp.devices import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Session
 

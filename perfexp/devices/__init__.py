@@ -20,6 +20,13 @@ class Cache(StrEnum):
     rotate = "rotate"
 
 
+class Pipeline(StrEnum):
+    """How batches come to the device: prepared by worker processes, or from all images, which lie there."""
+
+    loader = "loader"
+    device = "device"
+
+
 class Conditions(NamedTuple):
     """What slows a device down at one moment, as its driver reports it; None for what it does not report.
 

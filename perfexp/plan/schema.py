@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from perfexp.algorithms import Backend, Objective, OnUnsupported
-from perfexp.data import Pipeline
+from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Schedule, Stem
 from perfexp.stopping import Steady

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.data import Batches, Pipeline, made_shapes, pickled
+from perfexp.data import Batches, made_shapes, pickled
 from perfexp.data.cifar import Cifar
 from perfexp.data.cifar_files import FORMATS, Format, read
 from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
+from perfexp.devices import Pipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Execution, Precision, Session
