@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from typing import Protocol
 
 from perfexp.errors import UserError
