@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfexp.records import summary
-from perfexp.records.record import Key, Point, Series, Status, Stop
+from perfexp.records.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.statistics import estimators
 
 SIZES = range(224, 513, 32)
@@ -141,6 +141,20 @@ def test_processes_that_measured_the_same_point_are_taken_together(make_record):
     assert two.high / two.low > three.high / three.low
     pooled = np.sqrt((2 * logs.var(ddof=1) + logs[:2].var(ddof=1)) / 3)
     assert np.log(one.high / one.value) == pytest.approx(3.182446 * pooled, rel=0.02), "t of three degrees of freedom"
+
+
+def test_rates_of_work_are_those_of_the_times_beside_them(make_record):
+    points = [point(seconds, replicate=replicate) for replicate, seconds in enumerate((0.010, 0.020, 0.020))]
+    points[0].metrics += [
+        Metric(name="work/flops_per_second", value=1e9 / 0.010, unit="1/s"),
+        Metric(name="mfu", value=0.5, unit="1"),
+        Metric(name="work/flops", value=1e9, unit="1"),
+    ]
+    [row] = summary.rows(make_record(points=points))
+    rate, share, flops = (metric.value for metric in row.metrics)
+    assert rate == pytest.approx(1e9 / row.time.median.value, rel=1e-3)
+    assert share == pytest.approx(0.5 * 0.010 / row.time.mean.value, rel=1e-3)
+    assert flops == 1e9
 
 
 def test_different_times_of_the_same_point_are_not_mixed(make_record):

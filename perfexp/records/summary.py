@@ -15,6 +15,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
     first_median,
+    loop_interval,
     samples_per_call,
     series_of,
     summary_of,
@@ -263,8 +264,24 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
-        metrics=tuple(first.metrics),
+        metrics=_pooled_rates(first, times, kind),
         doubts=tuple(doubts),
+    )
+
+
+def _pooled_rates(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> tuple[Metric, ...]:
+    """The metrics of the first process, but rates of work by the times of all processes, beside which they stand."""
+    factors: dict[str, float] = {}
+    if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
+        factors["work/flops_per_second"] = own / times[kind].median.value
+    pipelined = times.get("throughput") or times.get("latency")
+    if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
+        factors |= dict.fromkeys(("mfu", "mfu_of_ceiling"), loop.value / pipelined.mean.value)
+    return tuple(
+        one
+        if one.value is None or one.name not in factors
+        else msgspec.structs.replace(one, value=one.value * factors[one.name])
+        for one in first.metrics
     )
 
 
