@@ -185,7 +185,7 @@ def point_differences(
     boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
     if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
         remedy = "measure the energy of both on one board, since each meter has an error of its own"
-        found.append(_confounder("meter", *boards, allowed, ("energy",), remedy))
+        found.append(_confounder("meter", boards[0], boards[1], allowed, ("energy",), remedy))
     errors = [_errors(*side) for side in sides]
     for code in errors[0] | errors[1]:
         texts = [side.get(code, "no such error") for side in errors]

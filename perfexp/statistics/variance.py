@@ -135,7 +135,7 @@ def of_runs(runs: Sequence[Sequence[float]]) -> float:
     """Return the variance between runs without that of their processes' means, below 0 if these explain more.
 
     Args:
-        runs: for each of at least two runs, the statistic of its processes, above 0.
+        runs: statistics of the processes of each of at least two runs, above 0.
     """
     logs = [np.log(np.asarray(run)) for run in runs]
     processes = between_processes(runs)
