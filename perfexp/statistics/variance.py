@@ -117,7 +117,7 @@ def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     other times also differ by the state of the machine. It is never below the variance that the processes explain.
 
     Args:
-        runs: for each run, the statistic of its processes, above 0; the run in question is the last one.
+        runs: statistics of the processes of each run, above 0; the run in question is the last one.
 
     Returns:
         None if nothing was repeated.
