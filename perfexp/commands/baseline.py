@@ -35,9 +35,7 @@ def baseline(
         str | None, typer.Argument(metavar="DIR", help="A run's or a sweep's folder, or mlflow:RUN_ID.")
     ] = None,
     folder: sides.Baselines = None,
-    machine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Machine and GPU, as `list` names them, if several have NAME.")
-    ] = None,
+    machine: sides.Machine = None,
     uri: sides.Uri = None,
     force: Force = False,
 ) -> None:
@@ -51,7 +49,7 @@ def baseline(
         records, missing = sides.records(source, uri)
         for line in missing:
             echo(f"left out, without a record: {line}", err=True)
-        echo(f"added {named_baselines.add(root, name, records, force=force)}")
+        echo(f"added {named_baselines.add(root, name, records, machine, force=force)}")
     elif action is Action.show:
         place = sides.baseline(root, name, machine)
         for number, record in enumerate(named_baselines.read(place)):

@@ -58,6 +58,7 @@ def check(
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     folder: sides.Baselines = None,
+    machine: sides.Machine = None,
     uri: sides.Uri = None,
     github: Annotated[
         bool, typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step.")
@@ -74,7 +75,7 @@ def check(
         reasons = _reasons(fail_on)
         summary = _summary_file() if github else None
         root = folder or named_baselines.default_folder()
-        compared = judging.compare(list(_sides(new, against, root, uri)), settings)
+        compared = judging.compare(list(_sides(new, against, root, machine, uri)), settings)
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
@@ -92,12 +93,12 @@ def check(
     raise typer.Exit(1 if failed else 2 if unknown else 0)
 
 
-def _sides(new: str, against: str, root: Path, uri: str | None) -> Iterator[Side]:
+def _sides(new: str, against: str, root: Path, machine: str | None, uri: str | None) -> Iterator[Side]:
     """The baseline and the new side; the name of a baseline comes before a folder of the same name."""
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
     if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
-        place = sides.baseline(root, against, named_baselines.machine_of(records))
+        place = sides.baseline(root, against, machine or named_baselines.machine_of(records))
         yield Side.of("A", str(place), named_baselines.read(place))
     else:
         yield Side.of("A", against, *sides.records(against, uri))
@@ -131,7 +132,7 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
     """Why the check has no answer although nothing failed; empty if it has one."""
     if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
         lines = comparison_table.confounders(compared.sides[1])
-        return [f"not comparable: {line.strip()}" for line in lines]
+        return [f"not comparable: {line}" for line in lines]
     measured = {pair.measure for pair in compared.pairs}
     if lacking := [name for name in required if name not in measured]:
         return [f"not measured on both sides: {', '.join(lacking)}"]

@@ -20,6 +20,7 @@ from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
+from perfexp.statistics.distributions import ALPHA
 
 #: Beginning of a side that is a run of the tracking store.
 MLFLOW = "mlflow:"
@@ -28,7 +29,11 @@ Margin = Annotated[
     str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
 ]
 Fdr = Annotated[
-    str, typer.Option(metavar="PERCENT", help="Tolerated share of false verdicts among those of a measure.")
+    str,
+    typer.Option(
+        metavar="PERCENT",
+        help="Tolerated share of false verdicts over all pairs of a measure, for differences and for SAME; at most 5%.",
+    ),
 ]
 Metrics = Annotated[
     str | None, typer.Option("--metric", metavar="NAME,…", help=f"Measures to compare: {', '.join(MEASURES)}.")
@@ -46,6 +51,13 @@ Baselines = Annotated[
         help="Folder of named baselines; by default PERFEXP_BASELINES, or perfexp/baselines in the user's data.",
     ),
 ]
+Machine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Machine of the named baseline as `perfexp baseline list` shows it, such as where host names are random.",
+    ),
+]
 Uri = Annotated[str | None, typer.Option(help="Tracking store of mlflow:RUN_ID; by default outputs/mlflow.db here.")]
 
 
@@ -55,7 +67,7 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
     comparability.check_allowed(allowed)
     return Settings(
         margin=_fraction("--margin", margin),
-        fdr=_fraction("--fdr", fdr),
+        fdr=_fraction("--fdr", fdr, ALPHA),
         measures=[one_of("metric", name, list(MEASURES)) for name in words([metrics] if metrics else MEASURES)],
         allowed=allowed,
     )
@@ -108,7 +120,8 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         raise UserError(f"Several machines have a baseline {name}: {machines}. Name one with --machine.")
     raise UserError(
         f"There is no baseline {name}{f' of {machine}' if machine else ''} in {root}"
-        f"{f', only of {machines}' if places else ''}. Add it with: perfexp baseline add {name} DIR."
+        f"{f', only of {machines}: name one with --machine, or add' if places else '. Add'} it with: "
+        f"perfexp baseline add {name} DIR."
     )
 
 
@@ -135,8 +148,8 @@ def _stored(run_id: str, uri: str | None) -> list[Record]:
         return [Record.load(file) for file in files]
 
 
-def _fraction(option: str, text: str) -> float:
-    """A percentage (`1%`) or a fraction (`0.01`) above 0 and below 100 %."""
+def _fraction(option: str, text: str, most: float | None = None) -> float:
+    """A percentage (`1%`) or a fraction (`0.01`) above 0 and below 100 %, or up to a limit."""
     bare, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(bare) / (100 if is_percent else 1)
@@ -144,4 +157,6 @@ def _fraction(option: str, text: str) -> float:
         value = 0.0
     if not 0 < value < 1:
         raise UserError(f"{option} {text}: give a percentage above 0 % and below 100 %, such as 1%.")
+    if most and value > most:  # every verdict is at this level anyway
+        raise UserError(f"{option} {text}: give at most {100 * most:g}%, the level of each single verdict.")
     return value

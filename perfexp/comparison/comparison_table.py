@@ -41,7 +41,7 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
-_WITHOUT_RUNS = "; without a history of three runs, other runs may differ by more"
+_WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command, for others too"
 
 
 def title(comparison: Comparison, side: SideFacts) -> str:
@@ -56,7 +56,8 @@ def header(comparison: Comparison) -> list[str]:
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
-    rule = f"margin ±{bare(comparison.margin)}, 95 % intervals, false discovery rate {bare(comparison.fdr)}{runs}"
+    rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}, 95 % intervals{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
 
 
@@ -94,7 +95,13 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     if not means:
         return []
     models = max(mean.models for mean in means)
-    texts = (f"{one.measure} {_ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))}" for one in means)
+    has_phases = len({one.phase for one in means}) > 1
+    texts = (
+        " ".join(
+            [*[one.phase] * has_phases, one.measure, _ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))]
+        )
+        for one in means
+    )
     joined = ", ".join(text.removesuffix(", no interval") for text in texts)
     few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
     return [f"geometric mean over {units.counted(models, 'model')}: {joined}{few}"]
@@ -111,13 +118,13 @@ def verdict_of(pair: Compared) -> str:
 
 
 def confounders(side: SideFacts) -> list[str]:
-    """Each confounder of a side in two lines: its values, and the remedy."""
+    """Each confounder of a side: its values, and the remedy."""
     lines = []
     for one in side.differences:
         if one.role is Role.CONFOUNDER:
             of = f" ({', '.join(one.measures)} only)" if one.measures else ""
-            lines.append(f"{one.key}: {one.baseline} → {one.other}{of}{', allowed' if one.allowed else ''}")
-            lines += [] if one.allowed else [f"  help: {one.help}, or accept it with --allow {one.key}"]
+            remedy = ", allowed" if one.allowed else f"; {one.help}, or accept it with --allow {one.key}"
+            lines.append(f"{one.key}: {one.baseline} → {one.other}{of}{remedy}")
     return lines
 
 

@@ -86,9 +86,10 @@ class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Geometric mean of the ratios of one measure, with its 95 % interval over models (None with too few)."""
+    """Geometric mean of the ratios of one measure and phase, with its 95 % interval over models (None with too few)."""
 
     side: str
+    phase: str
     measure: str
     ratio: float
     low: float | None

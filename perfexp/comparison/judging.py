@@ -68,8 +68,9 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     """Compare each side with the first one, the baseline.
 
     A verdict needs both: the ratio's interval lies wholly beyond the margin (BETTER, WORSE) or within it (SAME), and
-    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure. An exact measure
-    has no interval: its figures themselves decide.
+    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure, of all sides. The
+    procedure is applied twice, for differences and for SAME. An exact measure has no interval: its figures themselves
+    decide.
 
     Raises:
         UserError: two sides contain the same run, or nothing of two sides can be paired.
@@ -264,12 +265,12 @@ def _regressions_first(pair: Compared) -> tuple[str, int, float]:
 
 
 def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
-    """The geometric means of measures with several comparable pairs."""
-    groups: dict[tuple[str, str], list[_Draft]] = {}
+    """The geometric means of measures with several comparable pairs of one phase."""
+    groups: dict[tuple[str, str, str], list[_Draft]] = {}
     for draft in drafts:
         if draft.is_comparable:
-            groups.setdefault((draft.side, draft.measure), []).append(draft)
-    for (side, measure), group in groups.items():
+            groups.setdefault((draft.side, draft.points[0].key.phase, draft.measure), []).append(draft)
+    for (side, phase, measure), group in groups.items():
         clusters: dict[str, list[float]] = {}
         for draft in group:
             clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
@@ -277,7 +278,7 @@ def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
         if len(group) > 1:
             low, high = mean.low, mean.high
             counts = {"pairs": len(group), "models": len(clusters)}
-            yield Mean(side=side, measure=measure, ratio=mean.value, low=low, high=high, **counts)
+            yield Mean(side=side, phase=phase, measure=measure, ratio=mean.value, low=low, high=high, **counts)
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:

@@ -45,9 +45,13 @@ def read(place: Path) -> list[Record]:
     return [Record.load(file) for file in _files(place)]
 
 
-def add(folder: Path, name: str, records: Sequence[Record], *, force: bool) -> Path:
-    """Copy records into a new baseline of their machine and return its folder; `force` replaces an earlier one."""
-    place = folder / machine_of(records) / _checked(name)
+def add(folder: Path, name: str, records: Sequence[Record], machine: str | None = None, *, force: bool) -> Path:
+    """Copy records into a new baseline and return its folder; `force` replaces an earlier one.
+
+    Args:
+        machine: name for their machine, where its host name is another one each time.
+    """
+    place = folder / (_checked(machine) if machine else machine_of(records)) / _checked(name)
     if place.exists() and not force:
         raise UserError(f"The baseline {place} exists. Choose another name, or replace it with --force.")
     try:
@@ -96,5 +100,5 @@ def _files(place: Path) -> list[Path]:
 
 def _checked(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f"baseline {name!r}: use letters, digits and ._- for its name.")
+        raise UserError(f"{name!r}: use letters, digits and ._- for the names of baselines and machines.")
     return name

@@ -117,7 +117,7 @@ def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     other times also differ by the state of the machine. It is never below the variance that the processes explain.
 
     Args:
-        runs: statistic of the processes of each run, above 0; the run in question is the last one.
+        runs: statistics of the processes of each run, above 0; the run in question is the last one.
 
     Returns:
         None if nothing was repeated.
@@ -135,7 +135,7 @@ def of_runs(runs: Sequence[Sequence[float]]) -> float:
     """Return the variance between runs without that of their processes' means, below 0 if these explain more.
 
     Args:
-        runs: for each of at least two runs, the statistic of its processes, above 0.
+        runs: statistics of the processes of each of at least two runs, above 0.
     """
     logs = [np.log(np.asarray(run)) for run in runs]
     processes = between_processes(runs)

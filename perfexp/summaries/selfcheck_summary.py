@@ -167,7 +167,7 @@ def recall(record: Record) -> list[MachineSpread]:
         groups.setdefault((one["phase"], one["time"]), []).append(component)
     pooled = {place: variance.pooled(components) for place, components in groups.items()}
     return [
-        MachineSpread(phase=phase, time=time, variance=one.variance, degrees=one.degrees, ended=last["ended"])
+        MachineSpread(phase=phase, time=time, variance=one.variance, degrees=int(one.degrees), ended=last["ended"])
         for (phase, time), one in pooled.items()
     ]
 

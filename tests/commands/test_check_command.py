@@ -312,6 +312,14 @@ def test_a_baseline_that_can_not_be_replaced_stays(checked, tmp_path, capsys, mo
     assert Record.load(place / "0").name == "run 0"
 
 
+def test_a_machine_whose_host_name_is_random_has_a_name(checked, capsys):
+    checked(made(host="a1b2"), made(seed=1, host="c3d4"))
+    assert checked_by(capsys, "baseline", "add", "main", "baseline", "--machine", "runner")[0] == 0
+    assert checked_by(capsys, "check", "new", "--against", "main")[0] == 2
+    assert checked_by(capsys, "check", "new", "--against", "main", "--machine", "runner")[0] == 0
+    assert checked_by(capsys, "baseline", "add", "main", "baseline", "--machine", "../x")[0] == 2
+
+
 def test_an_unreadable_baseline_is_listed_as_such(checked, tmp_path, capsys):
     checked(made(), made(seed=1))
     folder = ("--folder", tmp_path / "own")
@@ -331,6 +339,9 @@ def test_a_baseline_is_of_its_machine_and_gpu(checked, tmp_path, capsys):
     code, _, errors = checked_by(capsys, "check", "new", "--against", "main", *folder)
     assert code == 2
     assert "no baseline main of node1-nvidia-l4" in errors[0] and "only of node1-nvidia-h200" in errors[0]
+    named = ("--machine", "node1-nvidia-h200", *folder)
+    assert "--machine" in errors[0]
+    assert checked_by(capsys, "check", "new", "--against", "main", *named)[0] == 0
     assert checked_by(capsys, "baseline", "add", "main", "new", *folder)[0] == 0
     code, _, errors = checked_by(capsys, "baseline", "rm", "main", *folder)
     assert (code, "--machine" in errors[0]) == (2, True)

@@ -383,6 +383,19 @@ def test_a_sweep_is_one_side(tmp_path, capsys):
     assert "geometric mean over 2 models: device 1.3" in text
 
 
+def test_phases_have_a_geometric_mean_each(compared):
+    sides = made([FLAT] * 4), made([[scale * factor for factor in FLAT] for scale in (1, 1, 2, 2)], seed=1)
+    for side in sides:
+        for point in side.points:
+            if point.key.input_size >= (34, 34):
+                point.key = msgspec.structs.replace(point.key, phase="train")
+    means = compared(*sides)["means"]
+    assert [(one["phase"], round(one["ratio"], 1), one["pairs"]) for one in means] == [
+        ("inference", 1.0, 2),
+        ("train", 2.0, 2),
+    ]
+
+
 def test_no_record_is_read_twice(monkeypatch):
     """Two sweeps of ten records each, by the benchmark."""
     read, load = [], Record.load.__func__
@@ -416,6 +429,7 @@ def test_wrong_input_is_refused_in_one_line(saved, tmp_path, capsys):
     (copy := tmp_path / "copy.json").write_bytes((tmp_path / "run0" / "record.json").read_bytes())
     assert "contain the same run" in refused(capsys, one, copy)
     assert "margin" in refused(capsys, one, two, "--margin=nothing")
+    assert "at most 5%" in refused(capsys, one, two, "--fdr=6%")
     assert "Did you mean device" in refused(capsys, one, two, "--metric=devise")
     assert "Did you mean power_limit" in refused(capsys, one, two, "--allow=power")
     assert Record.load(tmp_path / "run0").name == "run 0"
