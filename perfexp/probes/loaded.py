@@ -65,7 +65,7 @@ class LoadReader:
 
     @contextmanager
     def draining(self, held_seconds: float) -> Iterator[None]:
-        """While entered, the host only waits; the device begins its work after the seconds for which it is still held."""
+        """While entered, the host only waits; the device begins its work when it is released after some seconds."""
         with self._changed:
             self._due_seconds = max(self._due_seconds, self._now() + held_seconds)
             self._is_draining = True
