@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -134,6 +134,10 @@ class Device(Protocol):
     def clock_readings(self) -> tuple[float, ...]:
         """Two successive readings of the clock of a loaded device, in hertz, within a millisecond; none if unknown."""
         return ()
+
+    def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
+        """Queries of the clock and the power of the loaded device for another thread, by fact; those that answer."""
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """Constant facts: product, cores, driver, as JSON values."""

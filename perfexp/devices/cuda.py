@@ -6,7 +6,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -162,6 +162,9 @@ class CudaDevice(Device):
     def clock_readings(self) -> tuple[float, ...]:
         spins = self._time_spins(_READING_CYCLES, _READING_CYCLES)
         return tuple(_READING_CYCLES / (seconds - self._reading_offset_seconds) for seconds in spins)
+
+    def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
+        return self._board.load_queries() if self._board else {}
 
     def facts(self) -> dict[str, Any]:
         properties = self._properties

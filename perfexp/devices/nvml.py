@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from perfexp.devices import Conditions
-from perfexp.meters.nvml import answer, initialized
+from perfexp.meters import PowerKind
+from perfexp.meters.nvml import NvmlMeter, answer, initialized
 
 #: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
 #: clocks and sync boost are not slow-downs of this kind.
@@ -95,6 +96,16 @@ class Board:
         counted = {name: int(status.violationTime) for name, status in answers.items() if status is not None}
         reasons = None if counted else self._throttling()
         return Conditions(counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU))
+
+    def load_queries(self) -> dict[str, Callable[[], float | None]]:
+        """See `Device`; a power that the board averages over a second is left out: it contains other work."""
+        meter = NvmlMeter(self._nvml, self._handle, "")
+        queries: dict[str, Callable[[], float | None]] = {
+            "loaded_sm_clock_hertz": lambda: self._ask("ClockInfo", self._nvml.NVML_CLOCK_SM, unit=1e6)
+        }
+        if meter.power_kind is PowerKind.instantaneous:
+            queries["loaded_power_watts"] = lambda: meter.power_watts().value
+        return {name: query for name, query in queries.items() if query() is not None}
 
     def _throttling(self) -> list[str] | None:
         reasons = self._ask("CurrentClocksThrottleReasons")

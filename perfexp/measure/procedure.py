@@ -63,6 +63,7 @@ class Procedure:
         epochs: whole passes over the data in training; None for as many steps as the stopping rule takes.
         cache: state of the device's caches at the start of a call.
         graph: whether calls are captured and launched as one (execution.cuda_graph).
+        reads_load: whether clock and power are read while the device works (probes.loaded_clock).
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
         peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
         energy: measures the energy of calls (probes.energy), or None.
@@ -88,6 +89,7 @@ class Procedure:
     epochs: int | None = None
     cache: Cache = Cache.warm
     graph: bool = False
+    reads_load: bool = True
     counts_work: bool = False
     peaks: Mapping[str, float | None] | None = field(default_factory=dict)
     energy: EnergyProcedure | None = None
@@ -107,6 +109,7 @@ class Procedure:
             percentiles=self.percentiles,
             cache=self.cache,
             progress=self.progress,
+            reads_load=self.reads_load,
         )
 
     def begin(self) -> None:

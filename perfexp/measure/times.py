@@ -17,6 +17,7 @@ from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
 from perfexp.probes.conditions import Observer
+from perfexp.probes.loaded import LoadReader
 from perfexp.probes.settling import settle
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -53,6 +54,7 @@ class Times:
         percentiles: latency percentiles to report, in percent.
         cache: state of the device's caches at the start of a call.
         progress: called with a status line between timed blocks.
+        reads_load: whether clock and power are read while the device works off blocks of its own time.
     """
 
     device: Device
@@ -60,8 +62,12 @@ class Times:
     percentiles: Sequence[float]
     cache: Cache
     progress: Callable[[str], None]
+    reads_load: bool = True
     #: The last point, the seconds of work on its calls, and the time when that ended.
     _last: tuple[Key, float, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._load = LoadReader(self.device.load_queries() if self.reads_load else {})
 
     def whole(self, point: Point, call: timing.Call, *, on_device: bool) -> None:
         """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one.
@@ -126,7 +132,7 @@ class Times:
         self._take_device(point, GRAPH, call, chunk, k)
 
     def _take_device(self, point: Point, name: str, call: timing.Call, chunk: int, k: int) -> None:
-        chain = queue.Chain(call, self.device, chunk, k, flush=self._flush())
+        chain = self._chain(call, chunk, k)
         self._take(point, [self._collector(name, chain, k)])
         self._judge_device(point, chain, name)
 
@@ -184,12 +190,15 @@ class Times:
         collectors.append(collector("latency", latency, percentiles=self.percentiles, of_rate=flush is not None))
         point.facts["device_method"] = "queue" if chunk else "none"
         if chunk:
-            chain = queue.Chain(call, self.device, chunk, k, flush=flush)
+            chain = self._chain(call, chunk, k)
             collectors.append(collector("device", chain, k))
         for together in [collectors] if takes_turns else [[one] for one in collectors]:
             self._take(point, together, warm)
         if chunk:
             self._judge_device(point, chain, "device")
+
+    def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
+        return queue.Chain(call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining)
 
     def _collector(
         self,
@@ -215,9 +224,11 @@ class Times:
         """
         warm_seconds += self._settle(point, collectors)
         busy_seconds = warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
-        observer = Observer(self.device)
+        observer, names = Observer(self.device), (collector.name for collector in collectors)
+        loaded = self._load.observing(point, next((name for name in names if name in DEVICE_TIMES), None))
         try:
-            timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
+            with loaded:
+                timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
         finally:
             observer.add_to(point)
             point.series += [collector.series() for collector in collectors if collector.samples.size]

@@ -139,9 +139,9 @@ def add_cycles(point: Point) -> None:
     """Add the device's time of a call in cycles of its clock under load, or the reason why they are unknown."""
     if (series := device_series(point)) is None:
         return
-    clocks = point.facts.get("clock_hertz", {}).get(series.name)
+    clocks = point.facts.get("loaded_sm_clock_hertz", {}).get(series.name)
     cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
-    reason = None if clocks else "the clock of this device cannot be read between blocks of calls"
+    reason = None if clocks else "no clock was read during the calls: that takes NVML and probes.loaded_clock=true"
     name = "device/cycles_per_call"
     point.metrics.append(Metric(name=name, value=cycles, unit="1", reason=reason, estimated=bool(clocks)))
 

@@ -47,12 +47,14 @@ class Probes:
     """What is measured besides times.
 
     Attributes:
+        loaded_clock: SM clock and power of an NVIDIA board, read while it works off blocks of its own time.
         work: MACs, FLOPs and bytes of a call, counted without the device.
         energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
         ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
         scaling: several ranks compared with one.
     """
 
+    loaded_clock: bool = True
     work: bool = True
     energy: bool = False
     energy_seconds: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,9 +52,14 @@ class Lead:
         self._starved = self._starved or self._device.passed(begin)
         self._done.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
 
+    @property
+    def host_seconds(self) -> float:
+        """Time that the host needed to enqueue all samples so far."""
+        return self._done[-1][1]
+
     def filled(self, seconds: Samples) -> Filled:
         """Return the result of the fill, once the device has finished it."""
-        host_seconds = self._done[-1][1]
+        host_seconds = self.host_seconds
         behind = max(late - self._begins(begin) for begin, late in self._done)
         return Filled(seconds, host_seconds, host_seconds if self._starved else max(behind, 0.0), self._starved)
 
@@ -139,6 +145,7 @@ class Chain:
         chunk: samples that fit the queue at once.
         calls_per_sample: k.
         flush: enqueued before each sample, outside of its time; each sample then has two events of its own.
+        draining: entered while the host waits for a filled queue, with the seconds for which it is still held.
     """
 
     call: Call
@@ -146,6 +153,7 @@ class Chain:
     chunk: int
     calls_per_sample: int = 1
     flush: Call | None = None
+    draining: Callable[[float], AbstractContextManager[object]] = nullcontext
     held: Hold = field(default_factory=Hold)
     _events: list[Event] = field(default_factory=list)
 
@@ -170,7 +178,8 @@ class Chain:
         device.record(events[0])
         lead = Lead(device, events[0])
         pairs = self._joined(samples, lead) if self.flush is None else self._flushed(samples, self.flush, lead)
-        device.synchronize()
+        with self.draining(hold_seconds - lead.host_seconds):
+            device.synchronize()
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
         return lead.filled(np.asarray(between) / self.calls_per_sample)
 

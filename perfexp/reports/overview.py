@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
+
+import msgspec
 
 from perfexp.records import units
 from perfexp.records.point_times import GRAPH
@@ -26,6 +29,8 @@ _SHOWN_ELSEWHERE = (
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 _SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
+#: Facts of clock and power under load: title, factor and unit.
+_LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
@@ -113,6 +118,25 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     if not columns and not notes:
         return None
     return Grid([*key_columns(having), *columns] if columns else [], notes)
+
+
+def loads(record: Record) -> Grid | None:
+    """Return clock and power during the device's own times, medians over all processes; None without readings."""
+    pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
+    for point in record.points:
+        key = msgspec.structs.replace(point.key, replicate=0)
+        for fact in _LOADS:
+            for series, readings in point.facts.get(fact, {}).items():
+                pooled.setdefault((key, series), {}).setdefault(fact, []).extend(readings)
+    if not pooled:
+        return None
+    keys = [key for key, _ in pooled]
+    columns = [*_columns_of(keys, distinguishing(keys)), Column("time", (series for _, series in pooled))]
+    for fact, (title, factor, unit) in _LOADS.items():
+        found = [readings.get(fact, []) for readings in pooled.values()]
+        columns.append(Column(title, (f"{median(each) * factor:.0f} {unit}" if each else "" for each in found)))
+    counts = (str(max(map(len, readings.values()))) for readings in pooled.values())
+    return Grid([*columns, Column("readings", counts)]).without_empty()
 
 
 def ranks(record: Record) -> list[str]:

@@ -167,6 +167,7 @@ class Workbench:
                 "epochs": plan.epochs,
                 "cache": plan.cache,
                 "graph": plan.execution.cuda_graph,
+                "reads_load": plan.probes.loaded_clock,
                 "counts_work": plan.probes.work,
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,

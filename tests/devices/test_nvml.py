@@ -93,6 +93,17 @@ def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
     assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
 
 
+def test_a_loaded_board_is_asked_for_its_clock_and_for_a_power_of_the_moment(driver):
+    assert nvml.Board("1").load_queries() == {}
+    driver.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, kind: 1755)
+    driver.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda handle: 690_000)
+    answers = {"loaded_sm_clock_hertz": 1.755e9}
+    for capability in ((9, 0), (8, 0)):  # Hopper's plain power is an average over a second, GA100's is not
+        driver.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle, found=capability: found)
+        assert {name: query() for name, query in nvml.Board("1").load_queries().items()} == answers
+        answers["loaded_power_watts"] = 690.0
+
+
 @pytest.mark.parametrize(("clock", "changed"), [(1980, False), (1500, True)])
 def test_facts_name_what_limits_the_clock_and_where_the_board_is(driver, tmp_path, clock, changed):
     answers = {

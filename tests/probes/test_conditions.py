@@ -101,16 +101,10 @@ def test_a_steady_clock_is_not_doubted():
     assert sum(diagnostic(point, "clock_moved") is not None for point in points) <= 5
 
 
-@pytest.mark.parametrize("clocks", [[2e9], [2e9, 1.9e9], []])
-def test_cycles_are_those_of_the_clock_between_the_blocks(clocks):
-    point = measure(clock_hertz=clocks, clock_noise=0.002)
-    cycles = point.metric("device/cycles_per_call")
-    if clocks:
-        assert cycles.value == pytest.approx(1e-3 * np.median(point.facts["clock_hertz"]["device"]), rel=0.001)
-        assert cycles.estimated
-    else:
-        assert cycles.value is None
-        assert "clock" in cycles.reason
+def test_cycles_are_not_those_of_the_clock_between_the_blocks():
+    cycles = measure(clock_hertz=[2e9]).metric("device/cycles_per_call")
+    assert cycles.value is None
+    assert "no clock was read during the calls" in cycles.reason
 
 
 def test_a_synchronous_device_has_neither_clock_nor_cycles():

@@ -31,6 +31,17 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
     assert "accuracy: the labels are random" in text
 
 
+def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builder) -> None:
+    points = [build.point(kinds=("device", "latency"), replicate=replicate) for replicate in range(3)]
+    assert "Clock and power" not in markdown.markdown(build.record(*points))
+    for point, megahertz in zip(points, (1740, 1755, 1770), strict=True):
+        point.facts["loaded_sm_clock_hertz"] = {"device": [megahertz * 1e6] * 2, "device/graph": [1.98e9]}
+    points[0].facts["loaded_power_watts"] = {"device": [690.0]}
+    text = markdown.markdown(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
+    assert "| 224 | 1 | device | 1755 MHz | 690 W | 6 |" in text
+    assert "| 224 | 1 | device/graph | 1980 MHz |  | 3 |" in text
+
+
 def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
     doubt = Diagnostic(code="busy_host", message="load average 3.1", help="end other work")
     note = Diagnostic(code="too_few_samples", message="5 samples", help="use more")
