@@ -54,7 +54,7 @@ def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
         return []
     others = {number: median(value for other, value in values.items() if other != number) for number in values}
-    number = max(values, key=lambda number: (abs(math.log(values[number] / others[number])), values[number]))
+    number = max(values, key=lambda number: (round(abs(math.log(values[number] / others[number])), 9), values[number]))
     ratio = values[number] / others[number]
     if max(ratio, 1 / ratio) >= _PROCESS_APART:
         own, rest = (units.format_seconds(seconds, 3) for seconds in (values[number], others[number]))
