@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import comparison
 from benchmarks.comparison import SCENARIOS, Scenario, Shares, judged, record
-from perfexp.comparison import judging, measures
+from perfexp.comparison import comparison_table, judging, measures
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
@@ -148,6 +148,28 @@ def test_one_process_without_a_known_component_has_no_interval_and_no_verdict():
     assert pair.verdict is Verdict.UNDECIDED
     assert pair.ratio == pytest.approx(0.5, rel=0.01)
     assert (pair.low, pair.high, pair.further_processes) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("times", "factor", "start", "remedy"),
+    [
+        (
+            [1.0],
+            1.09,
+            "no interval: a side has the figure of one process only",
+            "replicate=3, or after perfexp selfcheck",
+        ),
+        ([0.93, 1.0, 1.07], 1.09, "+N: ", "replicate={total}, enough for the largest N"),
+        ([0.95, 1.0, 1.05], 1.019, "UNDECIDED without +N: even 100 processes", "--margin"),
+    ],
+)
+def test_an_undecided_pair_comes_with_what_would_decide_it(times, factor, start, remedy):
+    rng, other = np.random.default_rng(0), [factor * value for value in times]
+    found = compare(record("one", [times], rng), record("two", [other], rng))
+    [pair], [note] = found.pairs, comparison_table.grid(found, found.sides[1]).notes
+    assert pair.verdict is Verdict.UNDECIDED
+    assert note.startswith(start)
+    assert remedy.format(total=len(times) + (pair.further_processes or 0)) in note
 
 
 @pytest.mark.parametrize(("phase", "verdict"), [("inference", Verdict.BETTER), ("train", Verdict.UNDECIDED)])

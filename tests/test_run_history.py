@@ -67,6 +67,14 @@ def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsy
     assert "± this machine: another run of the same command, by 2 earlier runs of it" in capsys.readouterr().out
 
 
+def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
+    for _ in range(3):
+        measure("replicate=3")
+    assert commands.run(["show", "run2"]) == 0
+    line = r"another run of the same command, by 2 earlier runs of it and its processes, which differ by [\d.< ]+ %"
+    assert re.search(line, capsys.readouterr().out)
+
+
 def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
     measure("replicate=5")
     alone = row_of(measure())

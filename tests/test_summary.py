@@ -143,6 +143,29 @@ def test_processes_that_measured_the_same_point_are_taken_together(make_record):
     assert np.log(one.high / one.value) == pytest.approx(3.182446 * pooled, rel=0.02), "t of three degrees of freedom"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        ((0.010, 0.010, 0.200), "a process took 20 times as long as the others: 200 ms per call in process 3, 10.0 ms"),
+        ((0.004, 0.010, 0.010), "a process took 0.4 times as long as the others: 4.00 ms per call in process 1, 10.0"),
+        ((0.010, 0.016), "a process took 1.6 times as long as the others: 16.0 ms per call in process 2, 10.0 ms"),
+    ],
+)
+def test_a_process_far_from_the_others_is_named_in_a_warning(make_record, seconds, message):
+    points = [point(each, replicate=replicate) for replicate, each in enumerate(seconds)]
+    (row,) = summary.rows(make_record(points=points))
+    (doubt,) = row.doubts
+    assert (doubt.code, doubt.is_note) == ("process_apart", False)
+    assert doubt.message.startswith(message)
+    assert "replicate=5" in doubt.help
+
+
+def test_processes_that_differ_a_little_are_noted(make_record):
+    points = [point(each, replicate=replicate) for replicate, each in enumerate((0.010, 0.011, 0.014))]
+    (row,) = summary.rows(make_record(points=points))
+    assert [(doubt.code, doubt.is_note) for doubt in row.doubts] == [("processes_differ", True)]
+
+
 def test_rates_of_work_are_those_of_the_times_beside_them(make_record):
     points = [point(seconds, replicate=replicate) for replicate, seconds in enumerate((0.010, 0.020, 0.020))]
     points[0].metrics += [

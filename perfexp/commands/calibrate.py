@@ -23,7 +23,7 @@ def calibrate(
         float, typer.Option(metavar="S", min=1, help="Begin no further convolution after this time.")
     ] = 150.0,
 ) -> None:
-    """Learn on this GPU which kernels cuDNN runs for which algorithm, so that algorithm.verify=true can prove it.
+    """Learn on this NVIDIA GPU which kernels cuDNN runs for which algorithm, so that algorithm.verify=true proves it.
 
     perfexp has such a table for one architecture and one version of cuDNN. On another device, or after an update of
     cuDNN, a run with algorithm.verify=true warns of that (families_foreign). The result is cached.

@@ -37,9 +37,12 @@ def export(
         list[Path],
         typer.Argument(metavar="DIR", help="A run's folder or record.json, a sweep's, or any folder above runs."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; its suffix may set the format.")] = Path(
-        "export"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Output file, by default in the current folder; its suffix may set the format."
+        ),
+    ] = Path("export"),
     form: Annotated[
         Format | None, typer.Option("--format", help="By default the format of FILE's suffix, or both.")
     ] = None,
@@ -69,8 +72,9 @@ def export(
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
         _write(targets, lines, [block for run in runs for block in run.blocks], rows)
-        exported = f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
-        echo(f"{exported}: {', '.join(map(str, targets.values()))}")
+        echo(f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}")
+        for file in targets.values():
+            echo(f"wrote {file.absolute()}")
     raise typer.Exit(collected.exit_code)
 
 

@@ -12,7 +12,7 @@ from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, SideFacts, Verdict
 from perfexp.records import units
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.ratios import LEAST_CLUSTERS
+from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import percent, with_width
 
@@ -65,10 +65,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     """The ratios of one side to the baseline, the largest regressions of each measure first."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     further = [str(pair.further_processes or "") for pair in pairs]
-    counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
-    wanted = f"+N: N more processes of each side would probably decide (replicate={max(counts, default=0)} for all)"
-    notes = [wanted] if counts else []
-    notes += [*_clock_note(pairs), *_means(comparison, side)]
+    notes = [*_undecided(pairs), *_clock_note(pairs), *_means(comparison, side)]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
@@ -77,10 +74,33 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
             Column(side.name, (figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
             Column("verdict", map(verdict_of, pairs), prose=True, styles=[STYLES[pair.verdict] for pair in pairs]),
-            *([Column("+N", further, rank=3)] if counts else []),
+            *([Column("+N", further, rank=3)] if any(further) else []),
         ],
         notes,
     )
+
+
+def _undecided(pairs: Sequence[Compared]) -> list[str]:
+    """What would decide the pairs that are undecided, by the reason."""
+    pairs = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
+    counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
+    notes = []
+    if counts:
+        notes.append(
+            "+N: N more processes of each side would probably decide; measure both again with "
+            f"replicate={max(counts)}, enough for the largest N"
+        )
+    if any(pair.low is not None and not pair.further_processes for pair in pairs):
+        notes.append(
+            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do not repeat this "
+            "measure; a wider --margin may"
+        )
+    if any(pair.low is None for pair in pairs):
+        notes.append(
+            "no interval: a side has the figure of one process only, which does not show how processes differ; "
+            "measure it again with replicate=3, or after perfexp selfcheck"
+        )
+    return notes
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:

@@ -79,7 +79,7 @@ class Epochs:
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
-                raise UserError("epochs=N needs data with an end: set data.num_samples, or data=images.")
+                raise UserError(f"epochs={self.count} needs data with an end, and this data source has none.")
             self._evaluated: Batches | None = None
             rates = self.settings.rates(self.count, batches.per_epoch)
             if trainer:

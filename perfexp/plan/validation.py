@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from perfexp.devices import Cache
 from perfexp.errors import UserError, did_you_mean
@@ -25,7 +26,12 @@ def check(plan: config.Plan) -> None:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     _check_numbers(plan)
     if plan.epochs is not None and "train" not in plan.phases:
-        raise UserError("epochs=N is for training: add mode=train.")
+        raise UserError(f"epochs={plan.epochs} is for training: add mode=train.")
+    if plan.epochs is not None and _is_endless(plan.data):
+        raise UserError(
+            f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: set the samples of an epoch "
+            "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
+        )
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
         raise UserError(f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
@@ -71,6 +77,10 @@ def _check_numbers(plan: config.Plan) -> None:
     ):
         if value is not None and not (isinstance(value, int) and least <= value <= most):
             raise UserError(f"{key}={value}: set an integer from {least} to {most:,}.")
+
+
+def _is_endless(data: Mapping[str, Any]) -> bool:
+    return data.get("_target_") == "perfexp.data.synthetic.Synthetic" and data.get("num_samples") is None
 
 
 def _check_training(plan: config.Plan) -> None:

@@ -211,6 +211,7 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
     distribution.hist(y[warmup:], bins=_bins(y[warmup:]), orientation="horizontal", color=_BLUE, alpha=0.75)
     _vertical_scale(axes, y, from_zero=False)
     axes.set_xlim(-0.5, len(y) - 0.5)
+    axes.set_ylim(axes.get_ylim())  # those of the samples: the interval of a few processes may be far wider
     axes.set_ylabel(f"{row.time_kind} per call ({unit})")
     for panel in (axes, distribution):
         style(panel)

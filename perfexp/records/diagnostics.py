@@ -48,6 +48,11 @@ DIAGNOSTICS: dict[str, Rule] = {
         "calls do not show; the interval includes it",
         "use more processes (replicate=N) for a narrower interval",
     ),
+    "process_apart": _warning(
+        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
+        "the others; time and interval include it",
+        "stop other work on this machine, then measure again; of more processes (replicate=5) each weighs less",
+    ),
     "scaling_unexpected": _note(
         "the time is {ratio:.2f} times that of {reference}",
         "measure this size and its neighbors again; if it persists, look for another kernel or full memory",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
@@ -12,6 +14,8 @@ from perfexp.statistics import estimators, variance
 
 #: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
 _PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
+#: Ratio of a process's median to that of the others, or its inverse, from which the process is named in a warning.
+_PROCESS_APART = 1.5
 #: Advice on getting more samples, by the reason for which a block ended.
 _MORE_SAMPLES = {
     "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
@@ -41,14 +45,22 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
 
 
 def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    """A diagnostic if the medians of processes differ by more than the intervals of their calls explain."""
-    found = [median for point in processes if (median := first_median_interval(point, kind)) and median.value > 0]
-    component = variance.between_processes([[median.value for median in found]])
-    within = [median.relative_half_width or 0.0 for median in found]
+    """A diagnostic if medians of processes differ by more than their calls explain; it names one that is far off."""
+    found = {point.key.replicate + 1: first_median_interval(point, kind) for point in processes}
+    intervals = {number: interval for number, interval in found.items() if interval and interval.value > 0}
+    values = {number: interval.value for number, interval in intervals.items()}
+    component = variance.between_processes([list(values.values())])
+    within = [interval.relative_half_width or 0.0 for interval in intervals.values()]
     if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
         return []
-    medians = ", ".join(units.format_seconds(median.value, 3) for median in found)
-    return [diagnostics.make("processes_differ", processes=len(found), medians=medians, spread=component.spread)]
+    others = {number: median(value for other, value in values.items() if other != number) for number in values}
+    number = max(values, key=lambda number: (round(abs(math.log(values[number] / others[number])), 9), values[number]))
+    ratio = values[number] / others[number]
+    if max(ratio, 1 / ratio) >= _PROCESS_APART:
+        own, rest = (units.format_seconds(seconds, 3) for seconds in (values[number], others[number]))
+        return [diagnostics.make("process_apart", ratio=ratio, median=own, number=number, others=rest)]
+    medians = ", ".join(units.format_seconds(value, 3) for value in values.values())
+    return [diagnostics.make("processes_differ", processes=len(values), medians=medians, spread=component.spread)]
 
 
 def _reached(achieved: float | None, target: float | None) -> str:

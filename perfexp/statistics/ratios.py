@@ -16,7 +16,7 @@ from perfexp.statistics.variance import Component
 #: Degrees of freedom beyond which Student's distribution is a normal one.
 _MOST_DEGREES = 1e6
 #: Probability that the number of processes that is named as sufficient decides, and its limit.
-_POWER, _MOST_PROCESSES = 0.8, 100
+_POWER, MOST_PROCESSES = 0.8, 100
 #: Resamples of the bootstrap and its seed; clusters from which there is an interval.
 _RESAMPLES, _SEED, LEAST_CLUSTERS = 2000, 0, 3
 
@@ -170,7 +170,7 @@ def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin
     """Return how many more processes a side needs to decide between `beyond` and `within` a margin, if the ratio stays.
 
     With that many, the interval ends before the nearer end of the margin in 80 % of comparisons. None if more than
-    `_MOST_PROCESSES` are needed, if only more runs help, or if the variance between processes is unknown.
+    `MOST_PROCESSES` are needed, if only more runs help, or if the variance between processes is unknown.
     """
     from scipy import special
 
@@ -181,7 +181,7 @@ def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin
     variances = [component.variance for component in components if component]
     sizes = len(other.values), len(baseline.values)
     rest = max(ratio.error**2 - sum(part / size for part, size in zip(variances, sizes, strict=True)), 0.0)
-    for count in range(max(present, 1) + 1, _MOST_PROCESSES + 1):
+    for count in range(max(present, 1) + 1, MOST_PROCESSES + 1):
         parts = [(part / count, float(count - 1)) for part in variances]
         expected = _welch(ratio.value, [*parts, (rest, ratio.degrees)] if ratio.has_runs else parts, has_runs=True)
         quantiles = student95(expected.degrees) + float(special.stdtrit(expected.degrees, _POWER))

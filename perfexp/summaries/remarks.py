@@ -22,7 +22,9 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(("launch_bound", "too_few_samples"), operator.neg),
-    **dict.fromkeys(("phases_disagree", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)),
+    **dict.fromkeys(
+        ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
+    ),
 }
 _SEVERITIES = list(Severity)
 

@@ -138,21 +138,28 @@ def scope(rows: Iterable[Row]) -> str:
     if not timed:
         return ""
     alone = [row for row in timed if row.processes == 1]
-    runs = min(row.runs for row in timed)
+    runs, spread = min(row.runs for row in timed), _spread_text(timed)
     if runs + 1 >= variance.LEAST_RUNS or (runs and alone):
-        return f"± this machine: another run of the same command, by {units.counted(runs, 'earlier run')} of it"
+        earlier = units.counted(runs, "earlier run")
+        processes = f" and its processes{spread}" if spread else ""
+        return f"± this machine: another run of the same command, by {earlier} of it{processes}"
     if any(not row.is_pooled for row in alone):
         return "± one process: another run on this machine may differ by more (replicate=3)"
     if alone and alone[0].selfcheck:
         return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
     if alone:
         anchors = units.counted(len(timed) - len(alone), "point")
-        return f"± this machine: another run, by the processes that measured {anchors}"
+        return f"± this machine: another run, by the processes that measured {anchors}{spread}"
     counts = " or ".join(map(str, sorted({row.processes for row in timed})))
-    spread = f", which differ by {percent(timed[0].spread)}" if len(timed) == 1 and timed[0].spread is not None else ""
     few = f"; {_TWO_PROCESSES}" if counts == "2" else ""
     more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
     return f"± this machine: another run of the same command ({counts} processes{spread}{more}){'' if runs else few}"
+
+
+def _spread_text(rows: Sequence[Row]) -> str:
+    """Return how far the processes of the rows differ (standard deviation), at most over several; empty if unknown."""
+    spreads = [row.spread for row in rows if row.spread is not None]
+    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))}" if spreads else ""
 
 
 def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval:

@@ -28,7 +28,8 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, 
     leave_run(first, tmp_path / "runs" / "a")
     leave_run(make_record(uid="second", phases=("train",)), tmp_path / "runs" / "deep" / "b")
     assert commands.run(["export", str(tmp_path / "runs")]) == 0
-    assert "3 lines of 2 runs: export.csv, export.parquet" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["3 lines of 2 runs", f"wrote {here / 'export.csv'}", f"wrote {here / 'export.parquet'}"]
     frame = pd.read_parquet(here / "export.parquet")
     assert tuple(frame)[: len(tidy.IDENTITY)] == tidy.IDENTITY
     assert list(frame["run_uid"]) == ["first", "first", "second"]
@@ -191,7 +192,7 @@ def test_what_is_not_there_is_told_before_what_would_be_overwritten(tmp_path, he
 
 def test_one_line_of_one_run_is_said_so(make_record, leave_run, tmp_path, capsys):
     assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run"))]) == 0
-    assert capsys.readouterr().out.startswith("1 line of 1 run: ")
+    assert capsys.readouterr().out.startswith("1 line of 1 run\n")
 
 
 @pytest.mark.parametrize(
