@@ -65,6 +65,8 @@ UNITS = {
     "seconds": "s",
     "percent": "%",
     "joules": "J",
+    "watts": "W",
+    "mhz": "MHz",
     "gflop": "GFLOP",
     "mb": "MB",
     "count": "",
