@@ -1,4 +1,4 @@
-"""A fault of each kind, at other seeds for each commit; `benchmarks/faults.py` runs many."""
+"""Faults of half the kinds, others for each commit; `benchmarks/faults.py` runs many."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from perfexp.records.record import Key, Point, Status, point_to_line, read_point
 from tests.faults import KINDS, TORCH_KINDS, Trial, draw_pictures
 from tests.rotation import commit_number, some_of
 
-#: Seed and kind of each trial: each kind once, and one of them with torch, at seeds that go on with the commit.
-TRIALS = [((commit_number() + 7 * place) % 60, kind, False) for place, kind in enumerate(KINDS)]
+#: Seed and kind of each trial: half of the kinds, and one of them with torch, at seeds that go on with the commit.
+TRIALS = [((commit_number() + 7 * place) % 60, kind, False) for place, kind in enumerate(some_of(KINDS, 6))]
 TRIALS += [(commit_number() % 60, *some_of(TORCH_KINDS, 1), True)]
 
 
@@ -33,10 +33,6 @@ def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(tmp_path, 
     trial = Trial(number, tmp_path / "trial", short=True, pictures=pictures, kind=kind)
     trial.go()
     assert not trial.outcome.problems, trial.report()
-
-
-def test_every_kind_of_fault_is_among_the_trials():
-    assert {kind for _, kind, torch in TRIALS if not torch} == set(KINDS)
 
 
 def point(batch_size):

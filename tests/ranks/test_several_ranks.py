@@ -236,7 +236,7 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by
     [
         (["gpu.count=0"], "gpu.count=0: set a number of devices"),
         (["gpu.count=2", "execution.cuda_graph=true", "gpu=auto"], "execution.cuda_graph=true is for one device"),
-        (["gpu.count=2", "epochs=1"], "epochs=1 is for one device"),
+        (["gpu.count=2", "epochs=1", "data.num_samples=8"], "epochs=1 is for one device"),
         (["gpu.count=2", "probes.layers=true"], "probes.layers=true is for one device"),
         (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
         (["gpu.count=1", "probes.scaling=true"], "compares several devices with one"),
