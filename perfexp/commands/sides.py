@@ -21,6 +21,7 @@ from perfexp.records import folders
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics.distributions import ALPHA
+from perfexp.tables import vendor_file
 
 #: Beginning of a side that is a run of the tracking store.
 MLFLOW = "mlflow:"
@@ -106,7 +107,7 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
-    return [Record.load(folder)], []
+    return [vendor_file.load(folder) if vendor_file.is_one(folder) else Record.load(folder)], []
 
 
 def baseline(root: Path, name: str, machine: str | None = None) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from perfexp.comparison.measures import MEASURES
-from perfexp.diagnosis.environment import fact_at
+from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.records.diagnostics import Severity
 from perfexp.records.record import Key, Point, Record, without_replicate
@@ -153,6 +153,8 @@ def check_allowed(keys: Collection[str]) -> None:
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
     """Return the facts that differ between two runs, the subject first, then confounders."""
     differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
+    if texts := _tf32_of_vendors(baseline, other):
+        differing.setdefault("tf32", texts)
     if "device" in differing:
         differing.pop("board", None)  # another product is another board, too
     subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}
@@ -246,6 +248,15 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
     leaves = {place.rpartition(".")[2] for place in shown}
     is_named = len(leaves) > 1 or not (named or shown[0] in (*fact.environment, *fact.plan))  # not `model 0.1`
     return _text(known | settings, shown, is_named), _text(other_known | other_settings, shown, is_named)
+
+
+def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
+    """TF32 on boards of two vendors, as texts: the same setting rounds other operations on each."""
+    vendors = [vendor(side.environment) for side in sides]
+    places = FACTS["tf32"].environment
+    if vendors[0] == vendors[1] or not all(any(fact_at(one.environment, place) for place in places) for one in sides):
+        return None
+    return f"TF32 of {vendors[0]}", f"TF32 of {vendors[1]}"
 
 
 def _leaves(value: Any, place: str) -> dict[str, Any]:

@@ -46,6 +46,8 @@ _IDENTITY = ("perfexp", "python", "packages.torch", "device.name", "device.uuid"
 #: Facts of a device that limit its clock, and that its administrator may change at any time.
 _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
 _SQLITE_MAGIC = b"SQLite format 3\0"
+#: Vendor by the kind of a device; `cuda` with ROCm is AMD's.
+_VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
 def collect() -> dict[str, Any]:
@@ -113,6 +115,14 @@ def fact_at(facts: dict[str, Any], place: str) -> Any:
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
+
+
+def vendor(environment: dict[str, Any]) -> str:
+    """Return `nvidia`, `amd`, `apple`, or the kind of another device (`cpu`); `unknown` without one."""
+    if fact_at(environment, "device.rocm"):
+        return "amd"
+    kind = str(fact_at(environment, "device.kind") or "unknown")
+    return _VENDORS.get(kind, kind)
 
 
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:

@@ -64,6 +64,17 @@ class Probes:
 
 
 @dataclass(kw_only=True)
+class Export:
+    """Files for other tools besides a run's own.
+
+    Attributes:
+        vendor_json: figures and record in one file, `benchmark_VENDOR_TIME.json`.
+    """
+
+    vendor_json: bool = False
+
+
+@dataclass(kw_only=True)
 class PlanSchema:
     """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
 
@@ -85,6 +96,7 @@ class PlanSchema:
     tracking: Any = MISSING
     probe: dict[str, Any] = field(default_factory=dict)
     probes: Probes = field(default_factory=Probes)
+    export: Export = field(default_factory=Export)
     input_size: Any = 224
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])

@@ -24,7 +24,7 @@ _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to the files that a record can do without.
 _ARTIFACT = re.compile(
     r"[\w.+-]+_(overall|layers|convolutions|epochs)\.csv"
-    r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md"
+    r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )

@@ -15,7 +15,7 @@ from perfexp.reports import markdown
 from perfexp.reports.console import Console
 from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import subject
-from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files
+from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files, vendor_file
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
@@ -50,6 +50,8 @@ def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, byte
     yield paths.plot("time"), "plots", _png(record_plots.plot(record))
     yield paths.plot("layers"), "plots", _layers_png(record)
     yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
+    if vendor_file.is_wanted(record):
+        yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
 
 
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:

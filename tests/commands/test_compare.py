@@ -224,6 +224,17 @@ def test_the_subject_and_what_follows_from_it_is_no_confounder(plan, environment
     assert verdicts(compared(made(), made(plan=plan, environment=environment, seed=1))) == {"device": "same"}
 
 
+def test_tf32_of_two_vendors_is_not_the_same_thing(compared):
+    amd = {"device.name": "AMD Instinct MI300X", "device.rocm": "7.1", "session.cudnn_allow_tf32": True}
+    of_nvidia, of_amd = {"session.cudnn_allow_tf32": True}, made(environment=amd, seed=1)
+    assert compared(made(environment=of_nvidia), of_amd)["pairs"][0]["confounders"] == ["tf32"]
+
+
+def test_boards_of_two_vendors_are_compared_in_float32(compared):
+    amd = {"device.name": "AMD Instinct MI300X", "device.rocm": "7.1"}
+    assert verdicts(compared(made(), made(environment=amd, seed=1))) == {"device": "same"}
+
+
 def test_a_setting_below_a_group_is_named(saved, capsys):
     one, two = (made(plan={"model.width": width}, seed=width) for width in (16, 32))
     assert commands.run(["compare", *saved(one, two)]) == 0

@@ -1,0 +1,136 @@
+"""Vendor file: the figures of a run for other tools, with its record, in one file named by vendor and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfexp.diagnosis.environment import vendor
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.records.cold_starts import first_predictions
+from perfexp.records.record import Epoch, Key, Metric, Record
+from perfexp.records.summary import Row, requested_percentiles, rows
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.subject import subject
+from perfexp.summaries.wording import PEAK_MEMORY, find_metric, percentile, service_time
+
+#: Version of the file's own keys; the record inside has its `schema_version`.
+FORMAT = 1
+_BEGINNING = "benchmark_"
+
+_ENERGY = "energy/per_image_joules"
+
+Entry = dict[str, Any]
+
+
+class _Content(msgspec.Struct):
+    format: int
+    record: msgspec.Raw
+
+
+def name(record: Record) -> str:
+    """Return `benchmark_VENDOR_YYYYMMDD-HHMMSS.json`, with the start of the run in UTC."""
+    date, _, time = record.started.partition("T")
+    return f"{_BEGINNING}{vendor(record.environment)}_{date.replace('-', '')}-{time[:8].replace(':', '')}.json"
+
+
+def is_wanted(record: Record) -> bool:
+    """Whether the run's plan has `export.vendor_json=true`."""
+    wanted = record.plan.get("export")
+    return isinstance(wanted, Mapping) and wanted.get("vendor_json") is True
+
+
+def to_json(record: Record) -> bytes:
+    """Return the file; figures have a value and the ends of their 95 % interval, null where there is none."""
+    table, about = rows(record), subject(record.plan, record.environment)
+    starts = {(first.key.input_size, first.key.batch_size): first.total for first in first_predictions(record)}
+    content = {
+        "format": FORMAT,
+        "vendor": vendor(record.environment),
+        "device": about.device,
+        "started": record.started,
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "execution": about.execution,
+        "training": [_training(row, _epochs(record, row.key)) for row in table if row.key.phase == "train"],
+        "inference": [
+            _inference(row, requested_percentiles(record), starts.get((row.key.input_size, row.key.batch_size)))
+            for row in table
+            if row.key.phase == "inference"
+        ],
+        "record": msgspec.Raw(msgspec.json.encode(record)),
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def is_one(path: Path) -> bool:
+    """Whether a file has the name of a vendor file."""
+    return path.name.startswith(_BEGINNING) and path.suffix == ".json"
+
+
+def load(path: Path) -> Record:
+    """Read the record of a vendor file; raises `UserError` for one that is missing, invalid, or of a later format."""
+    try:
+        content = msgspec.json.decode(untrusted.read_bytes(path), type=_Content)
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}.") from error
+    except untrusted.DECODING_ERRORS as error:
+        raise UserError(f"{path} is not a file of export.vendor_json=true: {error}.") from error
+    if content.format > FORMAT:
+        raise UserError(f"{path} has format {content.format}; this perfexp reads up to {FORMAT}. Update perfexp.")
+    return Record.from_json(bytes(content.record), source=str(path))
+
+
+def _epochs(record: Record, key: Key) -> list[Epoch]:
+    return next((point.epochs for point in record.points if point.key == key), [])
+
+
+def _training(row: Row, epochs: list[Epoch]) -> Entry:
+    """Times of whole epochs are those of the first process, evaluations and checkpoints not included."""
+    return _common(row) | {
+        "training_seconds": sum(epoch.seconds for epoch in epochs) if epochs else None,
+        "epoch_seconds": [epoch.seconds for epoch in epochs],
+        "samples_per_second": _figure(row.samples_per_second),
+        "data_loading_seconds": row.phases.get("data"),
+        "accuracy": epochs[-1].accuracy if epochs else None,
+    }
+
+
+def _inference(row: Row, percentiles: Sequence[float], first_seconds: Interval | None) -> Entry:
+    service, rate = service_time(row), row.samples_per_second
+    line = _common(row) | {
+        "predictions_per_second": _figure(rate),
+        "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
+        "ttfp_milliseconds": _figure(first_seconds, _ms),
+    }
+    for number in percentiles:
+        line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _ms) if service else None
+    return line | {"energy_joules_per_prediction": _figure(find_metric(row, _ENERGY))}
+
+
+def _common(row: Row) -> Entry:
+    memory = find_metric(row, PEAK_MEMORY)
+    return {
+        "input_size": list(row.key.input_size),
+        "batch_size": row.key.batch_size,
+        "precision": row.key.precision,
+        "status": row.status.value,
+        "processes": row.processes,
+        "memory_peak_bytes": memory.value if memory else None,
+    }
+
+
+def _figure(figure: Interval | Metric | None, scaled: Callable[[float], float] = float) -> Entry | None:
+    """A figure and the ends of its interval, the lower one first, in another unit."""
+    if figure is None or figure.value is None:
+        return None
+    ends = () if figure.low is None or figure.high is None else sorted(map(scaled, (figure.low, figure.high)))
+    return {"value": scaled(figure.value), "low": ends[0] if ends else None, "high": ends[1] if ends else None}
+
+
+def _ms(seconds: float) -> float:
+    return seconds * 1e3
