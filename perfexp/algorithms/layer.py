@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +25,12 @@ from perfexp.errors import PerfexpError
 
 #: Called with a layer, a problem and the reason before torch computes in the algorithm's place.
 Refuse = Callable[["Layer", Problem, str], None]
+
+
+def _constant_while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Do what `torch.compiler.assume_constant_result` does, without its import of the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @dataclass
@@ -194,7 +201,7 @@ class Layer:
             constants = self._decide_now(key)
         return _Decision(Engines(*constants), None, None) if constants else _NOTHING
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @_constant_while_tracing
     def _decide_before(self, key: Any) -> tuple[str, ...] | None:
         """Decide while a compiler traces; None if refused, since an error would be taken for the compiler's."""
         try:
@@ -203,7 +210,7 @@ class Layer:
         except PerfexpError:
             return None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable imports the compiler, which takes a second in every process
     def _decide_now(self, key: Any) -> tuple[str, ...]:
         """Decide when the compiled code runs, which raises the error."""
         engines = self._decide(key, False).engines

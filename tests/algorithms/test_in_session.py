@@ -1,5 +1,8 @@
 """A session measures with an algorithm what it measures without: inference, training steps, sizes that change."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -14,9 +17,9 @@ from perfexp.models.session import TorchSession
 NAMES = tuple(ALGORITHMS)
 
 
-def open_session(precision=None, **execution):
+def open_session(precision=None, module=None, **execution):
     torch.manual_seed(0)
-    module = torch.nn.Sequential(
+    module = module or torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, stride=2),
         torch.nn.BatchNorm2d(8),
         torch.nn.ReLU(),
@@ -91,7 +94,10 @@ def test_precisions_that_an_algorithm_lacks_leave_its_layers_to_torch(precision)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_session_measures_its_sizes_by_the_algorithm():
-    session = open_session(compile="default")
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.Conv2d(4, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    )
+    session = open_session(module=module, compile="default")
     forced = Forced(name="winograd")
     with forced.applied(session), session.inferring():
         for size in (24, 32):
@@ -104,3 +110,8 @@ def test_a_compiled_session_measures_its_sizes_by_the_algorithm():
     with skipping.applied(session), session.inferring(), pytest.raises(Unsupported):
         session.first_forward(batch)
     torch.compiler.reset()
+
+
+def test_algorithms_do_not_import_the_compiler():
+    command = "import sys, perfexp.algorithms.forced; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], timeout=120).returncode == 0

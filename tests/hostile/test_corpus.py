@@ -11,7 +11,7 @@ from tests.hostile.place import Place, commands, driver, make_base
 from tests.rotation import some_of
 
 #: Mutations, and files that the corpus replaces in a folder, by the commit: `benchmarks/hostile.py` tries all and more.
-SEEDS, FILES = some_of(range(40), 4), 2
+SEEDS, FILES = some_of(range(40), 4), 1
 
 
 @pytest.fixture(scope="module")

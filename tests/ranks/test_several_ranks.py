@@ -17,6 +17,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
 from tests import forking
+from tests.rotation import some_of
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
 NET = """
@@ -79,15 +80,19 @@ def ranks_of(folder):
     return found
 
 
-def test_two_jobs_of_a_multirun_train_by_two_ranks_each_the_second_one_compiled(tmp_path):
-    """A second job is where `torchrun -m perfexp --multirun` would hang."""
-    folder = tmp_path / "sweep"
-    asked = ["-m", *MODEL, "execution=eager,compile", "probes.scaling=true"]
+def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
+    """A second job is where `torchrun -m perfexp --multirun` would hang; at every other commit it is compiled."""
+    folder, [axis] = tmp_path / "sweep", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1)
+    asked = ["-m", *MODEL, axis, "probes.scaling=true"]
     ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     records = [Record.load(path) for path in sorted(folder.glob("*/record.json"))]
     assert [record.status for record in records] == [Status.OK] * 2
-    assert [record.plan["execution"]["compile"] for record in records] == [None, "default"]
+    executions = [record.plan["execution"] for record in records]
+    assert [(one["compile"], one["channels_last"]) for one in executions] == [
+        (None, False),
+        ("default", False) if "compile" in axis else (None, True),
+    ]
     for record in records:
         [point] = record.points
         values = {metric.name: metric.value for metric in point.metrics}
