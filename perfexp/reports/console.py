@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from perfexp.comparison import sweep_verdicts
 from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
@@ -110,8 +111,11 @@ class Console:
         self._line(sweep_summary.headline(sweep), style="bold")
         if same := sweep_summary.setting(records):
             self._line(same, indent=2)
+        verdicts = sweep_verdicts.of_sweep(sweep, records)
         if sweep.children:
-            self._grid(sweep_summary.runs(sweep, records))
+            self._grid(sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios))
+        for line in verdicts.fastest:
+            self._line(line, indent=2)
         self._diagnostics(sweep_summary.diagnostic_lines(sweep, records))
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:

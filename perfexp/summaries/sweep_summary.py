@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -76,8 +76,15 @@ def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     ]
 
 
-def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
-    """Return a line for each run, or for each of its phases: the axes, the time, and how it ended."""
+def runs(
+    sweep: Sweep, records: Sequence[Record], baseline: int | None = None, ratios: Mapping[tuple[int, str], str] = {}
+) -> Grid:
+    """Return a line for each run, or for each of its phases: the axes, the time, and how it ended.
+
+    Args:
+        baseline: number of the run that the others are compared with, if any.
+        ratios: ratio to that run and verdict, by run's number and phase.
+    """
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
@@ -91,10 +98,15 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
+        Column(f"over run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
     return Grid(columns, list(filter(None, [wording.scope(row for table in tables for row in table)]))).without_empty()
+
+
+def _ratio(ratios: Mapping[tuple[int, str], str], child: SweepChild, table: Sequence[Row]) -> str:
+    return ratios.get((child.job, table[0].key.phase), "") if table else ""
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:

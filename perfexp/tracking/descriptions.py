@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
@@ -149,10 +150,13 @@ def of_points(record: Record, table: Sequence[Row]) -> str:
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
     expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
+    verdicts = sweep_verdicts.of_sweep(sweep, records)
+    table = sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios).markdown().rstrip("\n")
     return _signed(
         f"{len(sweep.children)}{expected} runs have ended.",
         *([f"{escape_markdown(same)}\n"] if (same := sweep_summary.setting(records)) else []),
-        *([sweep_summary.runs(sweep, records).markdown().rstrip("\n")] if sweep.children else []),
+        *([table] if sweep.children else []),
+        *verdicts.fastest,
         *_list("## Not measured", sweep_summary.child_failures(sweep, records)),
         "## To measure it again",
         markdown.code(shlex.join(["python", "-m", "perfexp", *sweep.command])).rstrip("\n"),

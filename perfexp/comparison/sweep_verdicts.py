@@ -1,0 +1,110 @@
+"""Sweep verdicts: the runs of a sweep against the first of them, and how often each is the fastest."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perfexp.comparison import comparison_table, judging, pairing
+from perfexp.comparison.comparison_table import SYMBOLS
+from perfexp.comparison.document import Compared, Verdict
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.pairing import Side
+from perfexp.errors import UserError
+from perfexp.records import units
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.record import Key, Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.sweep_summary import paired
+
+#: Measures of which the first that a run shares with the baseline decides.
+_DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
+
+
+@dataclass
+class SweepVerdicts:
+    """What the comparison of a sweep's runs shows.
+
+    Attributes:
+        baseline: number of the run that the others are compared with; None if no two runs have a point in common.
+        ratios: ratio to the baseline with its verdict, or the number of each verdict over several points, by run's
+            number and phase.
+        fastest: a line for each run that is the fastest at some of several points.
+    """
+
+    baseline: int | None = None
+    ratios: dict[tuple[int, str], str] = field(default_factory=dict)
+    fastest: list[str] = field(default_factory=list)
+
+
+def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
+    """Compare all runs of a sweep with the first one that was measured."""
+    sides = _sides(sweep, records)
+    others = [other for other in sides[1:] if _have_a_pair(sides[0], other)]
+    if not others:
+        return SweepVerdicts()
+    first = sides[0]
+    found = judging.compare([first, *others], Settings(measures=_DECISIVE))
+    names = {other.name: int(other.name) for other in others}
+    by_run: dict[tuple[int, str], list[Compared]] = {}
+    for pair in _decisive(found.pairs):
+        by_run.setdefault((names[pair.side], pair.key.phase), []).append(pair)
+    ratios = {place: _text(pairs) for place, pairs in by_run.items()}
+    return SweepVerdicts(int(first.name), ratios, _fastest(int(first.name), by_run))
+
+
+def _sides(sweep: Sweep, records: Sequence[Record]) -> list[Side]:
+    """Each run with a time as a side, named by its number."""
+    sides = []
+    for child, record in paired(sweep, records):
+        if record and any(point.series for point in record.points if point.key.is_timed):
+            sides.append(Side.of(str(child.job), child.name, [record]))
+    return sides
+
+
+def _have_a_pair(first: Side, other: Side) -> bool:
+    try:
+        return bool(pairing.match(first, other).pairs)
+    except UserError:  # a run with several results of one point
+        return False
+
+
+def _decisive(pairs: Sequence[Compared]) -> list[Compared]:
+    """For each run and point the pair of the measure that decides."""
+    chosen: dict[tuple[str, object], Compared] = {}
+    for pair in sorted(pairs, key=lambda pair: _DECISIVE.index(pair.measure)):
+        chosen.setdefault((pair.side, pair.key), pair)
+    return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
+
+
+def _text(pairs: Sequence[Compared]) -> str:
+    if len(pairs) == 1:
+        return f"{pairs[0].ratio:.3g} {comparison_table.verdict_of(pairs[0])}"
+    counts = Counter(pair.verdict for pair in pairs)
+    return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
+
+
+def _fastest(baseline: int, by_run: dict[tuple[int, str], list[Compared]]) -> list[str]:
+    """A line for each run that is the fastest at some of several points; none if no run is faster than the baseline."""
+    points: dict[Key, list[tuple[int, Compared]]] = {}
+    for (job, _), pairs in by_run.items():
+        for pair in pairs:
+            points.setdefault(pair.key, []).append((job, pair))
+    counts = Counter(_fastest_of(baseline, compared) for compared in points.values())
+    if len(points) < 2 or not counts.keys() - {baseline}:
+        return []
+    total = units.counted(len(points), "point")
+    return [
+        f"run {job}: fastest at {counts[job]} of {total}"
+        if job != baseline
+        else f"run {job}: no other run is shown to be faster at {counts[job]} of {total}"
+        for job in sorted(counts)
+    ]
+
+
+def _fastest_of(baseline: int, compared: Sequence[tuple[int, Compared]]) -> int:
+    """The run with the best figure of those that are shown to be faster than the baseline; else the baseline."""
+    better = [(job, pair) for job, pair in compared if pair.verdict is Verdict.BETTER]
+    return max(better, key=lambda one: abs(math.log(one[1].ratio)))[0] if better else baseline

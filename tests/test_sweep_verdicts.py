@@ -1,0 +1,87 @@
+"""Ratios and verdicts in the table of a sweep."""
+
+import io
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.comparison import record
+from perfexp.comparison import sweep_verdicts
+from perfexp.records.record import Status, SweepMembership
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports.console import Console
+from perfexp.summaries import sweep_summary
+from perfexp.tracking import descriptions
+
+PROCESSES = [0.999, 1.0, 1.001]
+
+
+def swept(*runs):
+    """A sweep over algorithms: for each run the factors of its points; None for a run without a record."""
+    records, children = [], []
+    for job, factors in enumerate(runs):
+        name = f"run{job}"
+        children.append(SweepChild(job=job, name=name, directory=name, status=Status.OK, axes={"algorithm": name}))
+        if factors is not None:
+            found = record(
+                name, [[factor * one for one in PROCESSES] for factor in factors], np.random.default_rng(job)
+            )
+            found.plan = {"algorithm": {"name": name}}
+            found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes={"algorithm": name})
+            records.append(found)
+    return Sweep(uid="sweep", name="algorithm", started="2026-01-01", children=children), records
+
+
+def test_each_run_is_compared_with_the_first_one():
+    found = sweep_verdicts.of_sweep(*swept([1.0], [0.8], [1.2], [1.0]))
+    assert found.baseline == 0
+    texts = {job: text for (job, phase), text in found.ratios.items() if phase == "inference"}
+    assert {job: text.split()[1:] for job, text in texts.items()} == {
+        1: ["▲", "FASTER"],
+        2: ["▼", "SLOWER"],
+        3: ["=", "SAME"],
+    }
+    assert [float(text.split()[0]) for text in texts.values()] == pytest.approx([0.8, 1.2, 1.0], rel=0.01)
+    assert found.fastest == []
+
+
+def test_the_first_run_with_a_time_is_the_baseline():
+    assert sweep_verdicts.of_sweep(*swept(None, [1.0], [0.8])).baseline == 1
+
+
+@pytest.mark.parametrize("runs", [(), (None,), ([1.0],), ([1.0], None)])
+def test_a_single_run_is_compared_with_nothing(runs):
+    assert sweep_verdicts.of_sweep(*swept(*runs)) == sweep_verdicts.SweepVerdicts()
+
+
+def test_runs_without_a_point_in_common_are_not_compared():
+    sweep, records = swept([1.0], [0.8])
+    for point in records[1].points:
+        point.key = msgspec.structs.replace(point.key, batch_size=64)
+    assert sweep_verdicts.of_sweep(sweep, records) == sweep_verdicts.SweepVerdicts()
+
+
+def test_of_several_points_the_verdicts_are_counted():
+    found = sweep_verdicts.of_sweep(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2], [0.9, 0.7, 1.0]))
+    assert found.ratios == {(1, "inference"): "2 ▲, 1 ▼", (2, "inference"): "2 ▲, 1 ="}
+    assert found.fastest == [
+        "run 0: no other run is shown to be faster at 1 of 3 points",
+        "run 1: fastest at 1 of 3 points",
+        "run 2: fastest at 1 of 3 points",
+    ]
+
+
+def test_console_and_store_show_them():
+    sweep, records = swept([1.0, 1.0], [0.8, 1.2])
+    out = io.StringIO()
+    Console(out=out, err=out, width=80).show_sweep(sweep, None, records)
+    for text in (out.getvalue(), descriptions.of_sweep(sweep, records)):
+        assert "over run 0" in text
+        assert "1 ▲, 1 ▼" in text
+        assert "run 1: fastest at 1 of 2 points" in text
+
+
+def test_a_sweep_without_ratios_has_no_such_column():
+    titles = [column.title for column in sweep_summary.runs(*swept([1.0], None)).columns]
+    assert not any("over run" in title for title in titles)
