@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from perfexp.commands import sides
 from perfexp.commands.app import Force, app, echo, refuse_to_overwrite
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Comparison
+from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.reports.console import Console
@@ -37,6 +39,9 @@ def compare(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for comparison.md, .csv, .json and .html."),
     ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Also send the comparison to the tracking store, as a run of its own.")
+    ] = False,
     force: Force = False,
 ) -> None:
     """Compare finished runs with the first one: ratios with 95 % intervals, and a verdict for each.
@@ -46,7 +51,8 @@ def compare(
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)
-    compared = judging.compare(sides.load(places, uri), settings)
+    loaded = sides.load(places, uri)
+    compared = judging.compare(loaded, settings)
     if output:
         _write(compared, targets, output)
     if as_json:
@@ -55,6 +61,20 @@ def compare(
         _print(compared)
         for file in targets.values():
             echo(f"wrote {file}")
+    if log:
+        echo(_log(compared, loaded, output, uri), err=as_json)
+
+
+def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str | None) -> str:
+    """Send a comparison with its files, and return the link."""
+    from perfexp.tracking.mlflow_sink import MlflowSink  # only for a store
+
+    records = [list({id(one.record): one.record for one in side.measurements}.values()) for side in loaded]
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
+        folder = output or Path(temporary)
+        if not output:
+            _write(compared, _targets(folder, force=True), folder)
+        return MlflowSink(uri=uri).publish_comparison(compared, records, folder)
 
 
 def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:

@@ -12,10 +12,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
 from perfexp.host.credentials import hide, reveal
 from perfexp.host.process import python_command
@@ -87,10 +89,14 @@ class MlflowSink(Tracker):
         return {"uri": str(hide(self.uri)), **({"experiment": self.experiment} if self.experiment else {})}
 
     def publish(self, record: Record, folder: Path) -> str:
-        return self._send(payload.of_run(record, folder), folder)
+        return self._send(payload.of_run(record, folder), self._again(folder))
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
-        return self._send(payload.of_sweep(sweep, folder), folder)
+        return self._send(payload.of_sweep(sweep, folder), self._again(folder))
+
+    def publish_comparison(self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path) -> str:
+        """Send a comparison with the files in its folder; raises `TrackingFailed`."""
+        return self._send(payload.of_comparison(comparison, records, folder), "The comparison itself is complete")
 
     def fetch(self, run_id: str, folder: Path) -> list[Path]:
         """Copy the record of a stored run, or the records of a stored sweep, into an empty folder; return the files."""
@@ -114,15 +120,20 @@ class MlflowSink(Tracker):
                 "Give a run's id, and name the store with --uri."
             ) from error
 
-    def _send(self, content: Payload, folder: Path) -> str:
-        """Send a payload; an error is one message with the failure and the command that repeats it."""
+    def _again(self, folder: Path) -> str:
+        return (
+            f"Nothing is lost: its record is in {folder}; "
+            f"send it again with: perfexp log {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
+        )
+
+    def _send(self, content: Payload, remedy: str) -> str:
+        """Send a payload; an error is one message with the failure and the remedy."""
         try:
             return self._deliver(content)
         except Exception as error:
             raise TrackingFailed(
                 f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: "
-                f"{clean(one_line(reason(error)), 400)}. Nothing is lost: its record is in {folder}; "
-                f"send it again with: perfexp log {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
+                f"{clean(one_line(reason(error)), 400)}. {remedy}"
             ) from error
 
     def _deliver(self, content: Payload) -> str:

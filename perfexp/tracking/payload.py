@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from perfexp.comparison import comparison_table
+from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
@@ -136,6 +141,46 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         note=descriptions.of_sweep(sweep, records),
         files=_sendable(files, folder)[0],
         placeholder=_placeholder(sweep.uid),
+    )
+
+
+def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path) -> Payload:
+    """A comparison as an MLflow run: each ratio at the step of its point, verdicts, and tags of the runs of all sides.
+
+    Args:
+        records: the records of each side, the baseline first.
+        folder: folder of the comparison's files.
+    """
+    uids = [[safe_uid(record.uid) for record in side] for side in records]
+    ended = max(record.ended or record.started for side in records for record in side)
+    points = list(dict.fromkeys(pair.point for pair in comparison.pairs))
+    figures, counts = [], Counter[str]()
+    for pair in comparison.pairs:
+        name = f"{metric_part(pair.side)}/{metric_part(pair.measure)}_ratio"
+        figures.append(Figure(name, pair.ratio, points.index(pair.point), to_ms(ended) or 0))
+        counts[f"{metric_part(pair.side)}/{metric_part(pair.verdict)}_count"] += 1
+    figures += [Figure(name, float(count), 0, to_ms(ended) or 0) for name, count in counts.items()]
+    sides = dict(zip((side.name for side in comparison.sides), records, strict=True))
+    tags = {
+        **{f"perfexp.side.{name}": " ".join(f"{one.name} ({one.uid})" for one in side) for name, side in sides.items()},
+        "perfexp.version": comparison.perfexp_version,
+        "mlflow.source.name": "perfexp",
+    }
+    files = [Artifact(path=file.name, kind="") for file in sorted(folder.glob("comparison.*"))]
+    return Payload(
+        name=clean(" against ".join(side[0].name for side in (*reversed(records),)), NAME_LENGTH),
+        identity={
+            "perfexp.kind": "comparison",
+            "perfexp.uid": hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest(),
+        },
+        status="FINISHED",
+        started=min(record.started for side in records for record in side),
+        ended=ended,
+        figures=figures,
+        params={"margin": str(comparison.margin), "fdr": str(comparison.fdr), "allowed": ", ".join(comparison.allowed)},
+        tags=descriptions.tags(tags),
+        note=clean(comparison_table.markdown(comparison), descriptions.TAG_LENGTH),
+        files=_sendable(files, folder)[0],
     )
 
 

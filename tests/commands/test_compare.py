@@ -524,3 +524,38 @@ def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
     assert commands.run(["compare", one, str(tmp_path / "sweep")]) == 0
     text = capsys.readouterr().out
     assert "runs without a record\n  B: vgg16 (failed): the weights are missing" in text
+
+
+def test_a_comparison_is_sent_with_its_ratios_verdicts_sides_and_files(saved, tmp_path, monkeypatch, capsys):
+    sent = []
+    monkeypatch.setattr(mlflow_sink, "deliver", lambda delivery: sent.append(delivery.payload) or "the link")
+    half = made([[0.5 * factor for factor in FLAT]], seed=1)
+    paths = saved(made(), half)
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    assert commands.run(["compare", *paths, "--log", "--uri", store, "--output", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.endswith("the link\n")
+    [payload] = sent
+    values = {(figure.name, figure.step): figure.value for figure in payload.figures}
+    assert values["B/device_ratio", 0] == pytest.approx(0.5, rel=1e-3)
+    assert values["B/better_count", 0] == 1
+    assert payload.tags["perfexp.side.B"] == f"{half.name} ({half.uid})"
+    assert sorted(upload.name for upload in payload.files) == [
+        f"comparison.{kind}" for kind in ("csv", "html", "json", "md")
+    ]
+    assert "▲ FASTER" in payload.note
+    assert commands.run(["compare", *paths, "--log", "--uri", store]) == 0  # without a folder
+    assert (sent[1].identity, len(sent[1].files)) == (payload.identity, 4)
+    assert commands.run(["compare", *reversed(paths), "--log", "--uri", store]) == 0
+    assert sent[2].identity != payload.identity
+
+
+def test_a_store_that_refuses_a_comparison_is_an_error_after_the_table(saved, monkeypatch, capsys):
+    def deliver(delivery):
+        raise TrackingFailed("no such server")
+
+    monkeypatch.setattr(mlflow_sink, "deliver", deliver)
+    code = commands.run(["compare", *saved(made(), made(seed=1)), "--log", "--uri", "sqlite:///store.db"])
+    printed = capsys.readouterr()
+    assert code == TrackingFailed.exit_code
+    assert "SAME" in printed.out
+    assert "no such server. The comparison itself is complete" in printed.err
