@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 from torch.nn.functional import pad
 
 from perfexp.data.loading import check_batch
+from perfexp.errors import Unsupported
 from perfexp.models import Batch, Session
+from perfexp.models.cuda_graphs import captures
 
 #: Black pixels on each side of an image, in which a random crop of its own size is cut
 #: (He et al., "Deep Residual Learning for Image Recognition", section 4.2).
@@ -64,7 +67,8 @@ class DeviceBatches:
     """Batches by number from images on the device, normalized there, and cropped and mirrored in training.
 
     Each pass draws its order, crops and mirrorings on the device, into tensors that stay at their addresses. So does
-    the position in the order, which a batch moves on by itself: a captured batch can be replayed, within its pass.
+    the position in the order, which a batch moves on by itself: on a CUDA device a full batch is made by one launch of
+    a CUDA graph, into tensors that the next one overwrites.
 
     Args:
         pixels: uint8 (count, channels, height, width), on the host.
@@ -99,12 +103,14 @@ class DeviceBatches:
         self.per_epoch: int | None = self._full_batches + bool(len(self._rest))
         self._draws = torch.zeros(3, count, dtype=torch.int64, device=device) if training else None
         self._upcoming = self._first.clone()
+        self._can_capture = self._images.is_cuda
+        self._launch: Callable[[], object] | None = None
+        self._made: Batch | None = None
 
     def next(self) -> Batch:
         """See `Batches`. The batch is always full; raises `Unsupported` for fewer images than in a batch."""
         check_batch(self._count, self._batch_size)
-        # numbers that are drawn in a capture would be drawn again by each replay
-        if self._left <= 0 and not (self._images.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._left <= 0:
             self._begin()
         return self._full()
 
@@ -126,10 +132,23 @@ class DeviceBatches:
 
     def _full(self) -> Batch:
         """The next full batch; on the device, the first one follows the last one."""
-        batch = self._cut(self._upcoming)
-        self._upcoming.add_(self._batch_size).remainder_(self._full_batches * self._batch_size)
+        if self._can_capture:
+            self._capture()
         self._left -= 1
-        return batch
+        (self._launch or self._make)()
+        assert self._made is not None
+        return self._made
+
+    def _make(self) -> None:
+        self._made = self._cut(self._upcoming)
+        self._upcoming.add_(self._batch_size).remainder_(self._full_batches * self._batch_size)
+
+    def _capture(self) -> None:
+        """Capture the making of a batch, once; without a graph it is made by one operation after the other."""
+        self._can_capture, place = False, self._upcoming.clone()
+        with suppress(Unsupported):
+            self._launch = captures(self._session.device)(self._make)
+        self._upcoming.copy_(place)
 
     def _cut(self, places: torch.Tensor) -> Batch:
         """The images at these places in the order of the pass."""

@@ -129,6 +129,7 @@ class Trainer(Protocol):
 class Session(Protocol):
     """A loaded model on a device: the operations that the modes combine; the defaults are for one without state."""
 
+    device: Device
     num_classes: int | None
     precision: Precision
 

@@ -77,7 +77,7 @@ class FakeSession(Session):
     num_classes: int | None = 10
 
     def __init__(self, model: FakeModel, device: FakeDevice, precision: Precision, generator: random.Random) -> None:
-        self._model, self._device, self.precision, self._random = model, device, precision, generator
+        self._model, self.device, self.precision, self._random = model, device, precision, generator
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """The "inputs" are the batch's pixels."""
@@ -87,15 +87,15 @@ class FakeSession(Session):
         pixels = batch_size * height * width
         for fault, most in self._model.faults.items():
             if pixels > most:
-                _act_out(fault, self._device, f"scripted: {pixels} pixels are more than {most}")
+                _act_out(fault, self.device, f"scripted: {pixels} pixels are more than {most}")
         return Batch(inputs=pixels, targets=None)
 
     def forward(self, inputs: Any) -> Any:
-        cold = self._model.cold_seconds if self._device.cold else 0.0
-        self._device.cold = False
+        cold = self._model.cold_seconds if self.device.cold else 0.0
+        self.device.cold = False
         self._work(inputs, 1.0, cold)
         if self._model.waits:
-            self._device.synchronize()
+            self.device.synchronize()
         return inputs
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
@@ -111,13 +111,13 @@ class FakeSession(Session):
         return lambda: self._work(0, 0.1)
 
     def number(self, value: Any) -> float:
-        self._device.synchronize()
+        self.device.synchronize()
         return float(value)
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        if self._device.waits_inside(call):
+        if self.device.waits_inside(call):
             raise Waits
-        return self._device.capture(call)
+        return self.device.capture(call)
 
     def facts(self) -> dict[str, Any]:
         return {"model_class": type(self._model).__name__}
@@ -127,4 +127,4 @@ class FakeSession(Session):
         seconds = share * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6) + more_seconds
         for _ in range(model.launches):
             noise = max(0.0, 1 + model.noise * self._random.gauss(0, 1))
-            self._device.launch(seconds / model.launches * noise)
+            self.device.launch(seconds / model.launches * noise)

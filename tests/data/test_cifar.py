@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.data import Batches, made_shapes, pickled
+from perfexp.data import Batches, device_batches, made_shapes, pickled
 from perfexp.data.cifar import Cifar
 from perfexp.data.cifar_files import FORMATS, Format, read
 from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
@@ -386,6 +386,35 @@ def test_a_captured_batch_could_be_replayed(root: Path, session: Session) -> Non
         assert not torch.equal(replayed[0].inputs, first.inputs)
         next(batches.epoch())
         assert addresses == [tensor.data_ptr() for tensor in (batches._order, batches._draws, batches._upcoming)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_a_cuda_device_a_batch_is_one_launch_of_what_was_captured_once(
+    fails: bool, root: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture makes batches of its own, which the pass does not lack; where it fails, batches are made as before."""
+    launched = []
+
+    def captures(device: Any) -> Any:
+        def capture(make: Any) -> Any:
+            make()
+            if fails:
+                raise Unsupported("no")
+            make()
+            return lambda: launched.append(make())
+
+        return capture
+
+    def passes(can_capture: bool) -> list[torch.Tensor]:
+        with opened(Cifar(root=str(root), pipeline=Pipeline.device), session, batch_size=10) as batches:
+            batches._can_capture = can_capture
+            return [batches.next().inputs for _ in range(7)] + [batch.inputs for batch in batches.epoch()]
+
+    monkeypatch.setattr(device_batches, "captures", captures)
+    expected, found = passes(False), passes(True)
+    assert len(found) == len(expected) > 7
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(launched) == (0 if fails else len(found))
 
 
 # the stand-in
