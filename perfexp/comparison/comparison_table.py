@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from perfexp.comparison.comparability import Role
-from perfexp.comparison.document import Alone, Compared, Comparison, SideFacts, Verdict
+from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
@@ -41,6 +41,8 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
+#: Kernels of a layer that are named.
+_MOST_KERNELS = 3
 _WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command, for others too"
 
 
@@ -164,10 +166,10 @@ def alone_of(one: Alone) -> str:
     return f"{one.point}{f', {one.measure}' if one.measure else ''}{status}"
 
 
-def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) -> Grid | None:
+def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
     """The layers with the largest contributions to the differences of a side; None without layers."""
     lines = [line for line in comparison.layers if line.side == side.name]
-    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:most]
+    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:_MOST_LAYERS]
     if not lines:
         return None
     return Grid(
@@ -179,8 +181,15 @@ def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) ->
             Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
             Column("share", (percent(line.share) for line in lines)),
+            *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
         ]
     )
+
+
+def kernels_of(line: LayerDifference) -> str:
+    """The kernels of a layer on both sides, `gemm → winograd`, or once where they are the same."""
+    texts = [", ".join(kernels[:_MOST_KERNELS]) for kernels in (line.baseline_kernels, line.other_kernels)]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0] or 'none'} → {texts[1] or 'none'}"
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
@@ -202,7 +211,7 @@ def markdown(comparison: Comparison) -> str:
         parts += ["", f"## {escape_markdown(title(comparison, side))}", "", grid(comparison, side).markdown()]
         for heading, lines in sections(comparison, side):
             parts += [f"### {heading}", "", *(f"* {escape_markdown(line.strip())}" for line in lines), ""]
-        if of_layers := layers(comparison, side):
+        if of_layers := layers(comparison, side, has_kernels=True):
             parts += ["### layers that explain the difference", "", of_layers.markdown()]
     return "\n".join(parts)
 

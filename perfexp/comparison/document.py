@@ -105,6 +105,7 @@ class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
         which: pass: `forward`, …
         baseline_seconds: median time with the gap before it; 0 where the baseline does not have the layer.
         share: share of the difference of all layers.
+        baseline_kernels: short names of the kernels that the baseline ran, of `other_kernels` the other side.
     """
 
     side: str
@@ -114,6 +115,8 @@ class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     baseline_seconds: float
     other_seconds: float
     share: float
+    baseline_kernels: tuple[str, ...] = ()
+    other_kernels: tuple[str, ...] = ()
 
 
 class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from perfexp.comparison.document import LayerDifference
 from perfexp.comparison.pairing import Measurement
 from perfexp.records.layer_lines import gap_of, name_of, pass_of, seconds_of
 from perfexp.records.record import layers_key
+from perfexp.roofline.kernel_names import short
+
+
+@dataclass
+class _Place:
+    """A layer in one pass: seconds of a call, gaps included, and the kernels that it ran."""
+
+    seconds: float = 0.0
+    kernels: dict[str, None] = field(default_factory=dict)
 
 
 def of_pair(side: str, point: str, baseline: Measurement, other: Measurement) -> list[LayerDifference]:
     """The layers of a pair, the largest contribution first; none unless both sides have layers."""
-    before, after = _seconds(baseline), _seconds(other)
-    total = sum(after.values()) - sum(before.values())
+    before, after = _places(baseline), _places(other)
     if not (before and after):
         return []
+    total = sum(place.seconds for place in after.values()) - sum(place.seconds for place in before.values())
     found = [
         LayerDifference(
             side=side,
             point=point,
             layer=layer,
             which=which,
-            baseline_seconds=(one := before.get((layer, which), 0.0)),
-            other_seconds=(two := after.get((layer, which), 0.0)),
-            share=(two - one) / total if total else 0.0,
+            baseline_seconds=(one := before.get((layer, which), _Place())).seconds,
+            other_seconds=(two := after.get((layer, which), _Place())).seconds,
+            share=(two.seconds - one.seconds) / total if total else 0.0,
+            baseline_kernels=tuple(one.kernels),
+            other_kernels=tuple(two.kernels),
         )
         for layer, which in dict.fromkeys((*before, *after))
     ]
     return sorted(found, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
 
 
-def _seconds(one: Measurement) -> dict[tuple[str, str], float]:
-    """Seconds of a call by layer and pass, gaps included."""
+def _places(one: Measurement) -> dict[tuple[str, str], _Place]:
+    """The layers of a measurement by name and pass."""
     key = layers_key(one.key)
     point = next((point for point in one.record.points if point.key == key), None)
-    seconds: dict[tuple[str, str], float] = {}
+    places: dict[tuple[str, str], _Place] = {}
     for line in (point.facts.get("layers") or {}).get("lines", ()) if point else ():
-        place = name_of(line), pass_of(line)
-        seconds[place] = seconds.get(place, 0.0) + seconds_of(line) + gap_of(line)
-    return seconds
+        place = places.setdefault((name_of(line), pass_of(line)), _Place())
+        place.seconds += seconds_of(line) + gap_of(line)
+        place.kernels |= dict.fromkeys(map(short, line.get("kernels") or {}))
+    return places

@@ -112,7 +112,8 @@ def _layers(lines: Sequence[LayerDifference]) -> Any:
         orientation="h",
         marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in milliseconds],
         text=[f"{line.share:.0%}" for line in shown],
-        hoverinfo="x",
+        hovertext=[comparison_table.kernels_of(line) for line in shown],
+        hoverinfo="x+text",
     )
     title = f"layers that explain the difference, {shown[0].point}: {len(shown)} of {len(lines)}"
     _lay_out(figure, title, [f"{line.layer} {line.which}" for line in shown])

@@ -268,12 +268,14 @@ def many(seed, scale=1.0):
     """Six sizes, the layers of the first, and one that the other side has not."""
     found = made([[scale * factor for factor in FLAT]] * (6 if scale == 1 else 5), seed=seed)
     found.plan["algorithm"]["name"] = "default" if scale == 1 else "winograd_nonfused"
+    kernel = "implicit_gemm" if scale == 1 else "winograd"
     lines = [
         {
             "key": {"path": path, "which": "forward"},
             "kind": "Conv2d",
             "seconds": {"median": scale * seconds},
             "gap_seconds": {"median": 0.0},
+            "kernels": {f"void ns::{kernel}<float, 2>(int)": 1.0},
         }
         for path, seconds in (("layer1.conv1", 1e-3), ("layer1.conv2", 4e-3))
     ]
@@ -297,6 +299,9 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert found.schema_version == 1
     assert len(found.pairs) == 5 * 4
     assert [(one.layer, round(one.share, 6)) for one in found.layers] == [("layer1.conv2", 0.8), ("layer1.conv1", 0.2)]
+    assert {one.baseline_kernels + one.other_kernels for one in found.layers} == {("implicit_gemm", "winograd")}
+    assert "implicit\\_gemm → winograd" in (out / "comparison.md").read_text()
+    assert "implicit_gemm \\u2192 winograd" in (out / "comparison.html").read_text()
     lines = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
     assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
     text = (out / "comparison.md").read_text()
