@@ -132,7 +132,11 @@ def _by_point(record: Record) -> dict[Key, list[Point]]:
     for point in record.points:
         if point.key.is_timed:
             groups.setdefault(without_replicate(point.key), []).append(point)
-    return groups
+    # an interrupted run has figures of the processes that finished a point, whichever these are
+    finished = {
+        key: [point for point in group if point.status is not Status.INTERRUPTED] for key, group in groups.items()
+    }
+    return {key: finished[key] or group for key, group in groups.items()}
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
@@ -249,7 +253,7 @@ def row(
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
     return Row(
-        key=first.key,
+        key=without_replicate(first.key),
         status=first.status,
         error=first.error,
         time_kind=kind,

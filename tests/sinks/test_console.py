@@ -9,7 +9,7 @@ import pytest
 from builders import PLAN, Builder
 
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Artifact, Metric
+from perfexp.records.record import Artifact, Metric, Point, Status
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -99,6 +99,19 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
         "warning: 256, the worst of 3 points: the device works 23 % of the loop's time "
         "(23 % to 48 % over the points) (launch_bound)" in text.splitlines()
     )
+
+
+def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) -> None:
+    def interrupted(batch: int, replicate: int) -> Point:
+        return build.failed(Status.INTERRUPTED, batch=batch, replicate=replicate, error="the run was interrupted")
+
+    points = [interrupted(1, 0), interrupted(2, 0), build.point(batch=1, replicate=1), interrupted(1, 2)]
+    lines = shown(build, *points).splitlines()
+    assert re.search(r"1 +62\.\d ms ± .*", lines[3])
+    assert lines[lines.index("not measured") + 1 :][:2] == [
+        "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",
+        "  inference · 224 · batch 2 · fp32: interrupted: the run was interrupted",
+    ]
 
 
 def test_only_what_varies_has_a_column(build: Builder) -> None:
