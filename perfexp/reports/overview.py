@@ -50,7 +50,8 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = [wording.scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
+    shortages = (_shortage_note(rows, number, prefix) for number in asked)
+    notes = [wording.scope(rows), *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 

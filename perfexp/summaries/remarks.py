@@ -54,8 +54,8 @@ class Raised:
     def _place(self) -> str:
         others = len(self.where) - 1
         if others and self._range:
-            return f"{self.where[0]}, the worst of {len(self.where)} points"
-        return f"{self.where[0]} and {counted(others, 'more point')}" if others else self.where[0]
+            return f"{self.where[0]}, the worst of {len(self.where)} measurements"
+        return f"{self.where[0]} and {counted(others, 'more measurement')}" if others else self.where[0]
 
     @property
     def _range(self) -> str:
@@ -64,7 +64,7 @@ class Raised:
         if len(figures) < 2 or not _comparable(self.diagnostics):
             return ""
         ordered = sorted(figures, key=_number)
-        return f" ({ordered[0]} to {ordered[-1]} over the points)"
+        return f" ({ordered[0]} to {ordered[-1]})"
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:

@@ -94,7 +94,8 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    return Grid(columns, list(filter(None, [wording.scope(row for table in tables for row in table)]))).without_empty()
+    every = [row for table in tables for row in table]
+    return Grid(columns, list(filter(None, [wording.scope(every), *wording.rate_notes(every)]))).without_empty()
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:

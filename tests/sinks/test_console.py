@@ -57,7 +57,7 @@ def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(bu
 def test_percentiles_without_interval_are_named_below_the_table(build: Builder) -> None:
     point = build.independent(n=80)
     lines = shown(build, point).splitlines()
-    assert "  ≈ p99 without an interval: n too small (80 of 368)" in lines
+    assert "  ≈ p99 without an interval: 80 of 368 effective samples" in lines
     assert lines[3].split("≈ ")[1].startswith("63."), "it is printed all the same"
     assert "≈" not in lines[3].split("≈ ")[0], "p95 has its interval"
 
@@ -85,8 +85,18 @@ def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: B
 
 
 def test_a_rate_without_an_interval_is_marked(build: Builder) -> None:
-    assert re.search(r"≈ 16\.\d", shown(build, build.point(n=5)))
+    text = shown(build, build.point(n=5))
+    assert re.search(r"≈ 16\.\d", text)
+    assert "  ≈ samples/s without an interval: too few effective samples\n" in text
     assert "≈ 16" not in shown(build, build.point(n=400))
+
+
+def test_a_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builder) -> None:
+    point = build.point(n=400)
+    assert "mean of all calls" not in shown(build, point)
+    point.series[0].samples[10::7] = [0.2] * len(point.series[0].samples[10::7])
+    assert "samples/s is by the mean of all calls, which differs" in shown(build, point)
+    assert "at 1 of 2 points" in shown(build, point, build.point(n=400, batch=2))
 
 
 def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
@@ -96,8 +106,8 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
         points.append(build.point(size=size, doubts=[doubt]))
     text = shown(build, *points)
     assert (
-        "warning: 256, the worst of 3 points: the device works 23 % of the loop's time "
-        "(23 % to 48 % over the points) (launch_bound)" in text.splitlines()
+        "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
+        "(23 % to 48 %) (launch_bound)" in text.splitlines()
     )
 
 

@@ -20,7 +20,7 @@ def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
 
 def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Builder) -> None:
     point = build.independent(n=80)
-    assert "n too small (80 of 368)" in markdown.markdown(build.record(point))
+    assert "80 of 368 effective samples" in markdown.markdown(build.record(point))
 
 
 def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
@@ -58,7 +58,7 @@ def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> 
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
         point.doubts.append(Diagnostic(code="layers_disagree", message=detail, help=remedy))
     text = markdown.markdown(build.record(*points))
-    first = "warning: 256, the worst of 2 points: +9 % (-8 % to +9 % over the points) (layers\\_disagree); help: a"
+    first = "warning: 256, the worst of 2 measurements: +9 % (-8 % to +9 %) (layers\\_disagree); help: a"
     assert first in text
     assert "warning: 288: +43 % (layers\\_disagree); help: b" in text
 
