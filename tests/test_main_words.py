@@ -279,20 +279,22 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         (
             "",
             0,
-            ["fake · default · inference · fp32 · eager", "  1 point in 3 processes, about 86 s", "  into outputs/"],
+            ["fake · default · inference · fp32 · eager", "  1 point in 3 processes, about 75 s", "  into outputs/"],
         ),
-        ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points in 3 processes, about 86 s"]),
+        ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points in 3 processes, about 53 s"]),
         (
             "-m batch_size=1,2",
             0,
-            ["sweep over batch_size", "  2 runs, 2 points in 3 processes, about 2 min 52 s", "  batch_size=2-fake-"],
+            ["sweep over batch_size", "  2 runs, 2 points in 3 processes, about 2 min 30 s", "  batch_size=2-fake-"],
         ),
         (
             "-m batch_size=1,2 replicate=2 output_dir=s",
             0,
-            ["  2 runs, 2 points in 2 processes, about 2 min 08 s", "/s/"],
+            ["  2 runs, 2 points in 2 processes, about 1 min 57 s", "/s/"],
         ),
-        ("-m batch_size=range(1,22)", 0, ["  21 runs, 21 points in 3 processes, about 30 min 06 s"]),
+        ("gpu=auto", 0, ["  1 point in 3 processes, about 36 s"]),
+        ("gpu=auto mode=train probes.energy=true", 0, ["  1 point in 3 processes, about 40 s"]),
+        ("-m batch_size=range(1,22)", 0, ["  21 runs, 21 points in 3 processes, about 26 min 15 s"]),
         (
             "-m experiment=quick model.name=a,b",
             0,
@@ -306,7 +308,8 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         ("-m model=nope,fake", 2, ["model=nope"]),
     ],
 )
-def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, arguments, code, told):
+def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, monkeypatch, arguments, code, told):
+    monkeypatch.setattr(auto, "predicted_name", lambda index: "cpu")
     ended, printed, _ = run("model=fake", "gpu=fake", "tracking=none", "--dry-run", *arguments.split())
     assert ended == code
     assert all(text in printed for text in told), printed
