@@ -130,7 +130,11 @@ class Grid:
 
     def _narrow(self) -> list[list[Column]]:
         keys = [column for column in self.columns if column.is_key]
-        keys = [key.shortened(_KEY_WIDTH // len(keys)) for key in keys]
+        widths = [max(len(escape_markdown(cell)) for cell in (*key.cells, "")) for key in keys]
+        # what narrow keys leave is for wide ones
+        fitting = (limit for limit in range(_KEY_WIDTH, 0, -1) if sum(min(w, limit) for w in widths) <= _KEY_WIDTH)
+        limit = next(fitting, 1)
+        keys = [key.shortened(limit) for key in keys]
         room = WIDTH - _markdown_width(keys) - len(" |  ")
         tables = [[*keys]]
         for column in (column.shortened(room) for column in self.columns if not column.is_key):

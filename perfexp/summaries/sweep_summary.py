@@ -94,8 +94,9 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    every = [row for table in tables for row in table]
-    return Grid(columns, list(filter(None, [wording.scope(every), *wording.rate_notes(every)]))).without_empty()
+    notes = [wording.scope(row for table in tables for row in table)]
+    notes += wording.rate_notes([timed[0] for table in tables if len(timed := _timed(table)) == 1])
+    return Grid(columns, list(filter(None, notes))).without_empty()
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:

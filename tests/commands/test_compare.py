@@ -290,7 +290,8 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
     text = (out / "comparison.md").read_text()
     assert "winograd\\_nonfused" in text
-    assert "layer1.conv2" in text
+    assert "| layer1.conv2 | forward | 32 |" in text
+    assert text.count("| layer | pass | point |") == text.count("| layer |") == 2
     page = (out / "comparison.html").read_text()
     assert page.count("Plotly.newPlot") == 4 + 1 + 4  # ratios, layers, curves
     assert 'src="http' not in page

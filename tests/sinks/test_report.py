@@ -113,6 +113,12 @@ def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) ->
             assert line.count(" | ") < 6, line
 
 
+def test_a_wide_key_takes_the_room_that_narrow_keys_leave() -> None:
+    keys = [Column(title, [cell], is_key=True) for title, cell in (("layer", "layer4.0.conv2"), ("pass", "forward"))]
+    columns = [*keys, Column("point", ["batch " + 40 * "9"], is_key=True), Column("share", ["4 %"])]
+    assert "| layer4.0.conv2 | forward | batch 999…999999999 | 4 % |" in Grid(columns).markdown()
+
+
 @pytest.mark.parametrize("accuracy", [0.05, None])
 def test_the_accuracy_of_the_meter_stands_below_the_energies_once(build: Builder, accuracy: float | None) -> None:
     points = [build.training(batch=8), build.training(batch=16)]
