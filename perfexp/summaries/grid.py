@@ -81,6 +81,18 @@ class Grid:
         """Width in terminal cells if no cell wraps."""
         return sum(column.whole_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
+    def widths(self, width: int) -> list[int]:
+        """Return the width of each column by which the grid has a width: no word is split unless `least_width` is more.
+
+        Of the room beyond the least widths, columns that need little to be whole have theirs first.
+        """
+        widths, room = [column.least_width for column in self.columns], width - self.least_width
+        needs = [column.whole_width - column.least_width for column in self.columns]
+        for index in sorted(range(len(needs)), key=needs.__getitem__):
+            grown = max(min(needs[index], room), 0)
+            widths[index], room = widths[index] + grown, room - grown
+        return widths
+
     @property
     def lines(self) -> list[tuple[str, ...]]:
         """The cells, row by row."""

@@ -13,6 +13,7 @@ from perfexp.records.record import Artifact, Metric, Point, Status
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
+from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.wording import metric_text
 
@@ -122,6 +123,18 @@ def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) 
         "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",
         "  inference · 224 · batch 2 · fp32: interrupted: the run was interrupted",
     ]
+
+
+@pytest.mark.parametrize("width", [34, 40, 60])
+def test_no_word_of_a_table_is_split_where_all_words_fit(width: int) -> None:
+    points, verdicts = ["efficientnet_b0 · batch 4", "wide_resnet50_2"], ["✕ NOT COMPARABLE", "▲ FASTER"]
+    grid = Grid([Column("point", points, prose=True), Column("n", ["7"] * 2), Column("verdict", verdicts, prose=True)])
+    out = Terminal()
+    console(out, width=width).show_grid("title", grid)
+    words = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).split()
+    assert {"efficientnet_b0", "wide_resnet50_2", "COMPARABLE", "FASTER"} <= set(words)
+    assert grid.least_width + 2 <= 34 < grid.whole_width + 2
+    assert sum(grid.widths(60)) == grid.whole_width - 4
 
 
 def test_only_what_varies_has_a_column(build: Builder) -> None:
