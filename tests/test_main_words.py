@@ -25,7 +25,9 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed
 def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert dispatch(arguments) == 0
-    assert capsys.readouterr().out.startswith("perfexp measures how fast")
+    text = capsys.readouterr().out
+    assert text.startswith("perfexp measures how fast")
+    assert not [line for line in text.splitlines() if len(line) > 80]
     assert not list(tmp_path.iterdir())
 
 
