@@ -98,7 +98,8 @@ class Console:
         self._section(_NOT_MEASURED, failures(record), style="red")
         self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
-        names = ", ".join(artifact.path for artifact in record.artifacts)
+        paths = (artifact.path for artifact in record.artifacts)
+        names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
         if names and not self.quiet:
             self._line(names, indent=2)
         self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])

@@ -106,8 +106,9 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
+    warned = "\n".join(diagnostic.message for row in rows for diagnostic in row.doubts if not diagnostic.is_note)
     for metric in others:
-        if metric.reason:
+        if metric.reason and metric.reason not in warned:
             lacking.setdefault(metric.reason, []).append(wording.metric_title(metric))
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in others):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.diagnostics import Diagnostic, make
 from perfexp.records.record import Artifact, Metric, Point, Status
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
@@ -200,14 +200,28 @@ def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) ->
     assert "too_few_samples" not in text
 
 
+def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None:
+    def missing(name: str) -> Metric:
+        return Metric(name=name, value=None, unit="joules", reason="no meter: MIG is on")
+
+    points = [build.point(batch=batch, metrics=[missing("energy/per_call_joules")]) for batch in (1, 2)]
+    assert shown(build, *points).count("no meter: MIG is on") == 1
+    for point in points:
+        point.doubts.append(make("meter_missing", reason="no meter: MIG is on"))
+    text = shown(build, *points)
+    assert text.count("no meter: MIG is on") == 1
+    assert "warning: batch 1 and 1 more measurement: no energy was measured, no meter: MIG is on" in text
+
+
 def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
     out = io.StringIO()
-    artifacts = [Artifact(path="record.json", kind="data"), Artifact(path="time.png", kind="plots")]
+    files = {"record.json": "data", "time.png": "plots", "resnet50_sp_bs1_fp32_1_speed": "data"}
+    artifacts = [Artifact(path=path, kind=kind) for path, kind in files.items()]
     console(out).show(build.record(build.point(), artifacts=artifacts), Path("out"), tracking="perfexp ui")
     assert out.getvalue().splitlines()[-5:] == [
         "files",
         "  out/",
-        "  record.json, time.png",
+        "  record.json, time.png, resnet50_sp_bs1_fp32_1_speed (images/s as JSON)",
         "tracking",
         "  perfexp ui",
     ]
