@@ -27,8 +27,9 @@ _COUNTED = {
     "flops_per_second": "FLOP/s",
     "bytes_per_second": "B/s",
 }
-#: Rates come from different times: each names its column of the main table.
+#: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
 _TITLES = {
+    "algorithm/flops_share": "algorithm coverage",
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",
