@@ -1,4 +1,4 @@
-"""The command line from end to end: words, settings and places that can not be, and commands that measure nothing."""
+"""The command line from end to end: words, settings and places that cannot be, and commands that measure nothing."""
 
 import errno
 import os

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
@@ -23,7 +24,7 @@ _CODE_WIDTH, _LONGEST_WORD = 76, 68
 _TIMES = {
     "device": "the time that the device works on one call",
     "device/graph": "the time that the device works on one call which is launched as one CUDA graph",
-    "latency": "what one caller waits: call and synchronise",
+    "latency": "what one caller waits: call and synchronize",
     "throughput": "wall time per call of the pipelined loop",
 }
 
@@ -123,7 +124,7 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     device, git = environment.get("device"), environment.get("git")
     facts: dict[str, Any] = {}
     if isinstance(device, Mapping):
-        facts |= {f"device {name}": value for name, value in device.items() if isinstance(value, str | int | float)}
+        facts |= dict(_quantity(*fact) for fact in device.items() if isinstance(fact[1], str | int | float))
     ranks = environment.get("ranks")
     if isinstance(ranks, Mapping):
         facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
@@ -135,6 +136,14 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(packages, Mapping):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     return {name: one_line(str(value)) for name, value in facts.items() if value is not None}
+
+
+def _quantity(name: str, value: str | float) -> tuple[str, str]:
+    """A fact of the device as words and a figure, with the unit that ends its name."""
+    for ending, formatted in (("_bytes", units.format_bytes), ("_seconds", units.format_seconds)):
+        if name.endswith(ending) and isinstance(value, int | float):
+            return f"device {name.removesuffix(ending).replace('_', ' ')}", formatted(value)
+    return f"device {name.replace('_', ' ')}", str(value)
 
 
 def _again(record: Record) -> str:

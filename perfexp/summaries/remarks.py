@@ -64,7 +64,7 @@ class Raised:
         if len(figures) < 2 or not _comparable(self.diagnostics):
             return ""
         ordered = sorted(figures, key=_number)
-        return f" ({ordered[0]} to {ordered[-1]})"
+        return f" ({ordered[0]} to {ordered[-1]} over all)"
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:

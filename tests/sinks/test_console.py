@@ -108,7 +108,7 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
     text = shown(build, *points)
     assert (
         "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
-        "(23 % to 48 %) (launch_bound)" in text.splitlines()
+        "(23 % to 48 % over all) (launch_bound)" in text.splitlines()
     )
 
 
