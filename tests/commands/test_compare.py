@@ -309,6 +309,8 @@ def test_many_curves_are_named_below_the_plot_and_have_symbols_of_their_own(save
     figure = next(comparison_page._curves(judging.compare(sides, judging.Settings())))
     assert len(figure.data) == 8
     assert len({trace.marker.symbol for trace in figure.data}) == 4
+    assert figure.layout.legend.y == 0
+    assert figure.layout.margin.b >= 8 / 2 * 20, "the legend is on a telephone four rows high"
     assert figure.layout.legend.yanchor == "top"
     assert figure.layout.legend.y < 0
 
