@@ -75,10 +75,6 @@ def text(folders: Sequence[Path]) -> str:
 def _keys(file: Path) -> list[str]:
     """Return the lines of config.yaml that set a key at the top level, with their comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    keys = [line for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:"))]
-    indent = " " * len("  percentiles: [50, 95, 99] ")
-    parts = (f"  {key}".partition("# ") for key in keys)
-    return [
-        textwrap.fill(about, _WIDTH, initial_indent=f"{key}{mark}", subsequent_indent=f"{indent}# ") if about else key
-        for key, mark, about in parts
-    ]
+    fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
+    keys = (line for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:")))
+    return [fill(f"  {key}") for key in keys]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.records import units
@@ -20,6 +20,8 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
+#: Texts of facts whose names end in these units.
+_FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
 
 _TIMES = {
     "device": "the time that the device works on one call",
@@ -124,7 +126,11 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     device, git = environment.get("device"), environment.get("git")
     facts: dict[str, Any] = {}
     if isinstance(device, Mapping):
-        facts |= dict(_quantity(*fact) for fact in device.items() if isinstance(fact[1], str | int | float))
+        for name, value in device.items():
+            words, _, unit = name.rpartition("_")
+            text = _FORMATS[unit](value) if unit in _FORMATS and isinstance(value, int | float) else value
+            if isinstance(value, str | int | float):
+                facts[f"device {(name if text is value else words).replace('_', ' ')}"] = text
     ranks = environment.get("ranks")
     if isinstance(ranks, Mapping):
         facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
@@ -136,14 +142,6 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(packages, Mapping):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     return {name: one_line(str(value)) for name, value in facts.items() if value is not None}
-
-
-def _quantity(name: str, value: str | float) -> tuple[str, str]:
-    """A fact of the device as words and a figure, with the unit that ends its name."""
-    for ending, formatted in (("_bytes", units.format_bytes), ("_seconds", units.format_seconds)):
-        if name.endswith(ending) and isinstance(value, int | float):
-            return f"device {name.removesuffix(ending).replace('_', ' ')}", formatted(value)
-    return f"device {name.replace('_', ' ')}", str(value)
 
 
 def _again(record: Record) -> str:
