@@ -20,7 +20,8 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
-#: Texts of facts whose names end in these units.
+#: Texts of facts whose names end in these units, up to a number that no machine has.
+_MOST = 1e18
 _FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
 
 _TIMES = {
@@ -128,9 +129,10 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(device, Mapping):
         for name, value in device.items():
             words, _, unit = name.rpartition("_")
-            text = _FORMATS[unit](value) if unit in _FORMATS and isinstance(value, int | float) else value
+            if unit in _FORMATS and isinstance(value, int | float) and 0 <= value < _MOST:
+                name, value = words, _FORMATS[unit](value)
             if isinstance(value, str | int | float):
-                facts[f"device {(name if text is value else words).replace('_', ' ')}"] = text
+                facts[f"device {name.replace('_', ' ')}"] = value
     ranks = environment.get("ranks")
     if isinstance(ranks, Mapping):
         facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"

@@ -120,9 +120,12 @@ def test_a_wide_key_takes_the_room_that_narrow_keys_leave() -> None:
 
 
 def test_facts_of_the_device_are_words_with_units(build: Builder) -> None:
-    device = {"logical_cores": 4, "memory_bytes": 2**34, "event_tick_seconds": 3.2e-8, "gcn_name": None}
+    device = {"logical_cores": 4, "memory_bytes": 2**34, "event_tick_seconds": 3.2e-8, "cache_bytes": 10**400}
     text = markdown.markdown(build.record(build.point(), environment={"device": device}))
-    assert "\n- device logical cores: 4\n- device memory: 16.0 GiB\n- device event tick: 32 ns\n" in text
+    assert (
+        "\n- device logical cores: 4\n- device memory: 16.0 GiB\n- device event tick: 32 ns\n- device cache bytes: 1000"
+        in text
+    )
 
 
 @pytest.mark.parametrize("accuracy", [0.05, None])
