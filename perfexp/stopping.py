@@ -275,11 +275,8 @@ class _PrecisionMonitor:
         return self._within_limits(math.ceil(wanted), sample_seconds, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=self._half_width(samples))
-
-    def _half_width(self, samples: NDArray[np.float64]) -> float | None:
-        blocks = blockwise.split(samples, self.starts, self.warmup(samples))
-        return blockwise.block_median(blocks).relative_half_width if blocks else None
+        achieved = blockwise.half_width(samples, self.starts, self.warmup(samples))
+        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -295,11 +292,8 @@ class _PrecisionMonitor:
         tau = estimators.autocorrelation_time(used)
         if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
             return False
-        intervals = [
-            blockwise.block_median(blocks, tau),
-            *([blockwise.block_mean(blocks, tau)] if self._of_rate else []),
-        ]
-        widths = [interval.relative_half_width for interval in intervals]
+        centers = [blockwise.block_median, *([blockwise.block_mean] if self._of_rate else [])]
+        widths = [center(blocks, tau).relative_half_width for center in centers]
         is_narrow = all(width is not None and width <= self._rule.epsilon for width in widths)
         return is_narrow and estimators.drift(used, _DRIFT_FLOOR) is None
 
@@ -351,6 +345,4 @@ class _FixedMonitor:
         return min(self._block, self._total - int(samples.size))
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        blocks = blockwise.split(samples, self.starts, self.warmup(samples))
-        achieved = blockwise.block_median(blocks).relative_half_width if blocks else None
-        return Stop(reason="fixed", achieved=achieved)
+        return Stop(reason="fixed", achieved=blockwise.half_width(samples, self.starts, self.warmup(samples)))

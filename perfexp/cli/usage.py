@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-_HEADER = "perfexp measures how fast a deep-learning model trains and infers, and how certain the result is."
+#: Width of a terminal, in characters.
+_WIDTH = 80
+_HEADER = "perfexp measures how fast a deep-learning model trains and infers."
 _MEASUREMENTS = {
     "model=resnet50 mode=inference": "",
     "model=resnet18 mode=train batch_size=[8,32]": "two points of one run",
@@ -16,23 +18,23 @@ _MEASUREMENTS = {
 }
 _COMMANDS = {
     "list models": "options of a group",
-    "list algorithms model=vgg16": "algorithms for the layers of a model here",
-    "doctor": "whether this machine can measure, what is missing",
-    "selfcheck": "how much processes differ on this machine",
-    "calibrate kernels": "learn this GPU's kernels, by which algorithms are proven",
+    "list algorithms model=vgg16": "algorithms for the layers of a model",
+    "doctor": "whether this machine can measure",
+    "selfcheck": "how much processes differ here",
+    "calibrate kernels": "learn the kernels that prove algorithms",
     "show DIR": "report of a run",
-    "compare A B": "which run is faster, by how much, and whether they can be compared",
+    "compare A B": "which run is faster, and by how much",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
     "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",
-    "roofline DIR": "which ceiling limits the kernels or layers",
+    "roofline DIR": "which ceiling limits kernels or layers",
     "stats DIR": "tables of an nsys profile",
-    "speed DIR": "speed file of a training, also from a log",
-    "benchmark fastscnn sp fp32 2 500 5": "train a model and write its speed file here",
+    "speed DIR": "speed file of a training, or of a log",
+    "benchmark MODEL MODE …": "train a model, write its speed file here",
     "make-data DIR": "small segmentation data set to try out",
     "make-data cifar10 DIR": "small stand-in for CIFAR-10",
-    "clean": "delete tables and profiles after confirmation",
+    "clean": "delete tables and profiles",
     "log DIR": "send records to MLflow again",
     "ui": "open MLflow",
 }
@@ -40,11 +42,13 @@ _COMMANDS = {
 COMMANDS = (*dict.fromkeys(example.split()[0] for example in _COMMANDS), "env")
 
 _FOOTER = """
-A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
-composed configuration, --dry-run prints points and estimated time without measuring, --config-dir DIR adds your
-own options, --overwrite replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000 runs,
---hydra-help explains Hydra's other flags.
-`perfexp COMMAND --help` explains a command (those above, and env); README.md has the rest."""
+A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
+-m sweeps, --cfg job prints the composed configuration, --dry-run prints points
+and estimated time without measuring, --config-dir DIR adds your own options,
+--overwrite replaces the results of a folder, --max-jobs N allows a sweep of
+more than 1,000 runs, --hydra-help explains Hydra's other flags.
+`perfexp COMMAND --help` explains a command (those above, and env); README.md
+has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -58,9 +62,10 @@ def text(folders: Sequence[Path]) -> str:
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
             options.setdefault(file.parent.name, set()).add(file.stem)
-    examples = [f"  perfexp {words:<55}{about}".rstrip() for words, about in (_MEASUREMENTS | _COMMANDS).items()]
+    examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
+    examples += [f"  perfexp {words:<30}{about}".rstrip() for words, about in _COMMANDS.items()]
     width = max(map(len, options), default=0) + 4
-    fill = partial(textwrap.fill, width=110, subsequent_indent=" " * width)
+    fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * width)
     listed = sorted((name, ", ".join(sorted(names))) for name, names in options.items())
     groups = [fill(names, initial_indent=f"  {name}".ljust(width)) for name, names in listed]
     keys = _keys(folders[0] / "config.yaml")
@@ -68,6 +73,8 @@ def text(folders: Sequence[Path]) -> str:
 
 
 def _keys(file: Path) -> list[str]:
-    """Return the lines of config.yaml that set a key at the top level, with their comments."""
+    """Return the lines of config.yaml that set a key at the top level, with their comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    return [f"  {line}" for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:"))]
+    fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
+    keys = (line for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:")))
+    return [fill(f"  {key}") for key in keys]

@@ -107,7 +107,10 @@ def _sides(new: str, against: str, root: Path, machine: str | None, uri: str | N
 
 def _counts(compared: Comparison) -> str:
     counts = Counter(pair.verdict for pair in compared.pairs)
-    words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    named = {Verdict.UNDECIDED: f" ({_places([pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED])})"}
+    words = ", ".join(
+        f"{counts[verdict]} {verdict.value}{named.get(verdict, '')}" for verdict in Verdict if counts[verdict]
+    )
     return f"{words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}"
 
 

@@ -63,7 +63,7 @@ def doctor(
         answer = {"works": works, **subject, "findings": list(map(dataclasses.asdict, findings)), "facts": facts}
         echo(json.dumps(answer, indent=1))
     else:
-        _print(title, findings, f"it can {able}" if works else f"it can not {able}")
+        _print(title, findings, f"it can {able}" if works else f"it cannot {able}")
     raise typer.Exit(0 if works else 1)
 
 

@@ -176,7 +176,7 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
         [
             Column("layer", (line.layer for line in lines), prose=True, is_key=True),
             Column("pass", (line.which for line in lines), prose=True, is_key=True),
-            Column("point", (line.point for line in lines), prose=True, rank=3),
+            Column("point", (line.point for line in lines), prose=True, is_key=True),
             Column(comparison.sides[0].name, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
             Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),

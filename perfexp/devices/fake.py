@@ -118,7 +118,7 @@ class FakeDevice(Device):
 
     def synchronize(self) -> None:
         if self.lost or self._captured is not None:
-            raise RuntimeError(f"scripted: {'the device is lost' if self.lost else 'a capture can not wait'}")
+            raise RuntimeError(f"scripted: {'the device is lost' if self.lost else 'a capture cannot wait'}")
         self._synchronized += 1
         self._host_seconds = max(self._host_seconds, self._free_seconds) + self.synchronize_seconds
         self._pending.clear()

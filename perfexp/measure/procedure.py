@@ -174,7 +174,8 @@ class Procedure:
             else:
                 self.run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
             if self.data.labelled and not step.trains:
-                self._measure_accuracy(point)
+                opened = partial(self._batches, point.key, training=False)
+                training.add_accuracy(point, self.session, self.data, opened, self.progress)
             further_passes.measure(self, point, step, batches, plain_call)
         # after the step has been left, on the weights as they were loaded
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
@@ -314,16 +315,6 @@ class Procedure:
             report=self.report,
             settings=settings,
         ).run()
-
-    def _measure_accuracy(self, point: Point) -> None:
-        """Add the top-1 accuracy over one untimed pass of the evaluation data."""
-        if not training.can_evaluate(self.session, self.data):
-            point.metrics.append(training.no_accuracy(self.session, self.data))
-            return
-        self.progress("accuracy")
-        with self._batches(point.key, training=False) as batches:
-            value = training.accuracy(self.session, batches)
-        point.metrics.append(Metric(name="accuracy", value=value, unit="1"))
 
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
         self.session.reset()

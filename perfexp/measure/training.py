@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 
 from perfexp.data import Batches, Data
@@ -40,6 +43,22 @@ def no_accuracy(session: Session, data: Data) -> Metric:
     """Return the missing accuracy of a model whose classes are not those of the labels."""
     reason = f"the model has {session.num_classes} classes, the labels {data.num_classes}"
     return Metric(name="accuracy", value=None, unit="1", reason=reason)
+
+
+def add_accuracy(
+    point: Point,
+    session: Session,
+    data: Data,
+    opened: Callable[[], AbstractContextManager[Batches]],
+    progress: Callable[[str], None],
+) -> None:
+    """Add the top-1 accuracy over one untimed pass of the evaluation data, or why there is none."""
+    if not can_evaluate(session, data):
+        point.metrics.append(no_accuracy(session, data))
+        return
+    progress("accuracy")
+    with opened() as batches:
+        point.metrics.append(Metric(name="accuracy", value=accuracy(session, batches), unit="1"))
 
 
 def accuracy(session: Session, batches: Batches) -> float | None:

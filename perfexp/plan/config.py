@@ -15,7 +15,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from perfexp.devices import Cache
+from perfexp.devices import Cache, auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
@@ -31,8 +31,8 @@ from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 FORMAT = 2
 #: Seconds of an energy window before it starts, and of the work that ranks do together besides timing.
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
-#: Blocks of the stopping rule in a point: one time or three, and the phases.
-_SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
+#: Series of the undisturbed call, by one clock or by three.
+_SYNCHRONOUS_SERIES, _ASYNCHRONOUS_SERIES = 1, 3
 
 
 class DeviceLock(StrEnum):
@@ -177,15 +177,23 @@ class Plan(PlanSchema):
 
     @property
     def point_seconds(self) -> float | None:
-        """Estimated time of one timed point; None if the settings do not limit it."""
+        """Estimated mean time of the timed points of all processes; None if the settings do not limit it."""
         rule: StoppingRule = build(self.stopping)
         series_seconds = rule.longest_seconds()
         if series_seconds is None or self.epochs:
             return None
-        blocks = _SYNCHRONOUS_BLOCKS if self.gpu.get("name") == "cpu" else _ASYNCHRONOUS_BLOCKS
+        is_cpu = "cpu" in (
+            name := self.gpu.get("name"),
+            auto.predicted_name(self.gpu.get("index") or 0) if name == "auto" else None,
+        )
+        series = _SYNCHRONOUS_SERIES if is_cpu else _ASYNCHRONOUS_SERIES
+        # processes after the first repeat the times only
         energy = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
+        phases = 0.0 if is_cpu and "train" not in self.phases else series_seconds  # or the times as a graph
+        keys = self.timed_keys()
+        further = (energy + phases) * sum(key.replicate == 0 for key in keys) / len(keys)
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
-        return float(rule.settling_seconds + blocks * series_seconds + energy + ranks)
+        return float(rule.settling_seconds + series * series_seconds + further + ranks)
 
     def config_dirs(self) -> list[Path]:
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""

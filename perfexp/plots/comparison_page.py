@@ -26,13 +26,18 @@ _STYLES = {
 }
 #: Colors of the sides of a curve, the baseline first.
 _SIDES = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-#: Height in pixels of a row of few and of many pairs, and of what surrounds the rows.
-_ROW, _NARROW_ROW, _MANY, _FRAME = 26, 15, 40, 140
+#: Height in pixels of a row of few and of many pairs.
+_ROW, _NARROW_ROW, _MANY = 26, 15, 40
+#: Height in pixels of the titles, of ticks, and of a row of the legend, which has at least two names.
+_TITLES, _TICKS, _LEGEND_ROW, _NAMES_PER_ROW = 60, 34, 22, 2
 #: Layers and points in plots of layers (comparison.json has all), and sizes from which there is a curve.
 _MOST_LAYERS, _MOST_POINTS, _LEAST_SIZES = 15, 6, 3
-#: Names of curves above a plot, and symbols that plotly numbers.
-_MOST_NAMES, _SYMBOLS = 5, 50
-_STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1300px; padding: 0 1em }
+#: Symbols that plotly numbers.
+_SYMBOLS = 50
+_PHONE = "<meta name=viewport content='width=device-width'>"
+#: The vertical scroll bar is always there: plots are drawn before the page needs it, and would be wider than the rest.
+_STYLE = """html { overflow-y: scroll }
+body { font: 14px sans-serif; margin: 1em auto; max-width: 1300px; padding: 0 1em }
 table { display: block; overflow-x: auto } h2 { border-top: 1px solid #ccc; padding-top: .6em }
 td, th { padding: .1em .7em; text-align: left; white-space: nowrap } .note { color: #a33c00 }"""
 
@@ -47,13 +52,13 @@ def page(comparison: Comparison) -> bytes:
         parts += [*_of_side(comparison, side), _table(comparison_table.grid(comparison, side))]
     parts += _curves(comparison)
     title = _text(f"Comparison of {', '.join(side.source for side in comparison.sides)}")
-    head = f"<meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+    head = f"<meta charset=utf-8>{_PHONE}<title>{title}</title><style>{_STYLE}</style>"
     return f"<!DOCTYPE html><html><head>{head}</head><body>{''.join(_drawn(parts))}</body></html>".encode()
 
 
 def _drawn(parts: Sequence[Any]) -> Iterator[str]:
     """Texts as they are and figures as HTML; the first figure brings plotly with it."""
-    options = {"full_html": False, "config": {"displaylogo": False, "responsive": True}}
+    options = {"full_html": False, "config": {"displayModeBar": False, "responsive": True}}
     first = next((number for number, part in enumerate(parts) if not isinstance(part, str)), None)
     for number, part in enumerate(parts):
         is_text = isinstance(part, str)
@@ -93,12 +98,11 @@ def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
             )
     direction = "lower" if MEASURES[pairs[0].measure].is_better_if_lower else "higher"
     title = f"{pairs[0].measure}, {pairs[0].side}/{comparison.sides[0].name}: {direction} is better"
-    _lay_out(figure, title, [pair.point for pair in pairs])
+    _lay_out(figure, title, "ratio with its 95 % interval; the band is the margin", [pair.point for pair in pairs])
     ends = [end for pair in pairs for end in (pair.ratio, pair.low, pair.high) if end]
     low, high = math.log10(min(margin**-2, *ends)), math.log10(max(margin**2, *ends))
     room = 0.03 * (high - low)
-    about = "ratio with its 95 % interval; the band is the margin"
-    figure.update_xaxes(title=about, type="log", range=[low - room, high + room])
+    figure.update_xaxes(type="log", range=[low - room, high + room])
     return figure
 
 
@@ -115,9 +119,9 @@ def _layers(lines: Sequence[LayerDifference]) -> Any:
         hovertext=[comparison_table.kernels_of(line) for line in shown],
         hoverinfo="x+text",
     )
-    title = f"layers that explain the difference, {shown[0].point}: {len(shown)} of {len(lines)}"
-    _lay_out(figure, title, [f"{line.layer} {line.which}" for line in shown])
-    figure.update_xaxes(title=f"{shown[0].side} - A in ms; the text is the share of the whole difference")
+    title = f"layers that differ most, {shown[0].point}: {len(shown)} of {len(lines)}"
+    about = f"{shown[0].side} - A in ms, with the share of the whole difference"
+    _lay_out(figure, title, about, [f"{line.layer} {line.which}" for line in shown])
     return figure
 
 
@@ -143,24 +147,22 @@ def _curves(comparison: Comparison) -> Iterator[Any]:
                 line={"color": _SIDES[names.index(name) % len(_SIDES)]},
                 marker={"symbol": curves.index(curve) % _SYMBOLS},
             )
-        _lay_out(figure, f"{measure} over the input size")
-        figure.update_xaxes(title="input size in pixels (square root of height × width)", type="log")
-        figure.update_yaxes(title=f"{measure} in {'ms' if is_time else pairs[0].unit}", type="log")
+        unit = "ms" if is_time else pairs[0].unit
+        _lay_out(figure, f"{measure} over the input size", f"{unit} over pixels, the root of height × width")
+        figure.update_layout(xaxis_type="log", yaxis_type="log")
         yield figure
 
 
-def _lay_out(figure: Any, title: str, rows: Sequence[str] = ()) -> None:
-    """Set the title and the height; `rows` are the labels of a vertical axis from 0, the first one on top."""
+def _lay_out(figure: Any, title: str, about: str, rows: Sequence[str] = ()) -> None:
+    """Set titles and height; `rows` are the labels of a vertical axis from 0, the first one on top."""
     is_long, names = len(rows) > _MANY, [trace.name for trace in figure.data if trace.name]
-    legend = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"}
-    if is_crowded := len(names) > _MOST_NAMES:
-        legend |= {"y": -0.2, "yanchor": "top"}  # several lines above the plot would cover its title
+    bottom = _TICKS + math.ceil(len(names) / _NAMES_PER_ROW) * _LEGEND_ROW
     figure.update_layout(
         template="plotly_white",
-        title={"text": _text(title), "font": {"size": 15}},
-        height=_FRAME + (len(rows) or 12 + is_crowded * len(names) // 3) * (_NARROW_ROW if is_long else _ROW),
-        margin={"t": 46, "l": 10, "r": 10, "b": 50},
-        legend=legend,
+        title={"text": _text(title), "font": {"size": 15}, "subtitle": {"text": _text(about)}},
+        height=_TITLES + bottom + (len(rows) or 12) * (_NARROW_ROW if is_long else _ROW),
+        margin={"t": _TITLES, "l": 10, "r": 10, "b": bottom},
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         showlegend=bool(names),
     )
     if rows:

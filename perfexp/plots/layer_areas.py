@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -97,16 +98,24 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str
         if share >= _LABELLED:
             middle = (tile.x + tile.width / 2, tile.y + tile.height / 2)
             words = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
-            text = plain(f"{_short(name, tile.width)}\n{share:.1%}")
+            text = plain(f"{wrapped(name, tile)}\n{share:.1%}")
             axes.text(*middle, text, ha="center", va="center", **words)
     axes.set_xlim(0, 16)
     axes.set_ylim(0, 9)
     axes.axis("off")
 
 
-def _short(name: str, width: float) -> str:
-    most = max(int(width * 7), 4)
-    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+def wrapped(name: str, tile: Tile) -> str:
+    """A layer's path in lines that fit its tile, broken after dots; of a path with too many lines the last ones."""
+    most, num_lines = max(int(tile.width * 7), 4), max(int(tile.height * 4) - 1, 1)
+    lines = [""]
+    for part in re.findall(r"[^.]+\.?|\.", name):
+        if lines[-1] and len(lines[-1]) + len(part) > most:
+            lines.append("")
+        lines[-1] += part
+    lines = [line if len(line) <= most else f"{line[: most - 1]}…" for line in lines]
+    before = "…" if len(lines) > num_lines else ""
+    return before + "\n".join(lines[-num_lines:])
 
 
 def _which(record: Record, chosen: Point) -> str:

@@ -149,7 +149,8 @@ class EnergyProcedure:
         if plateau is None:
             nothing = Reading(None, self.detected.reason)
             metrics = _metrics(nothing, nothing, nothing, calls_per, None, estimated=False)
-            return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=list(self.detected.doubts))
+            doubts = [*self.detected.doubts, diagnostics.make("meter_missing", reason=self.detected.reason)]
+            return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=doubts)
         power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
         idle_watts = midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
         metrics = _metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated)

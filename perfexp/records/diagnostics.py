@@ -195,6 +195,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "read the kernels' times, not the gaps; a smaller batch or execution=compile needs fewer launches",
     ),
     # --- energy ---
+    "meter_missing": _warning(
+        "no energy was measured, {reason}",
+        "fix what is named (perfexp doctor checks it), or leave out probes.energy=true",
+    ),
     # The counter is broken: whatever it shows is not the energy of the calls.
     "meter_stuck": _error(
         "the energy counter of {meter} did not change in {seconds:.1f} s: no energy",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, combinations
+from itertools import combinations
 
-import msgspec
 import numpy as np
 
 from perfexp.records import diagnostics, disturbances, sampling
@@ -15,11 +14,11 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
     first_median,
-    loop_interval,
     samples_per_call,
     series_of,
     summary_of,
 )
+from perfexp.records.processes import by_point, comparable, joined, pooled_rates
 from perfexp.records.record import (
     EarlierTime,
     Key,
@@ -114,7 +113,7 @@ class Scaling:
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
-    groups = _by_point(record)
+    groups = by_point(record)
     earlier: dict[Key, dict[str, EarlierTime]] = {}
     for time in record.earlier:
         earlier.setdefault(time.key, {})[time.time] = time
@@ -127,19 +126,11 @@ def rows(record: Record) -> list[Row]:
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 
 
-def _by_point(record: Record) -> dict[Key, list[Point]]:
-    groups: dict[Key, list[Point]] = {}
-    for point in record.points:
-        if point.key.is_timed:
-            groups.setdefault(without_replicate(point.key), []).append(point)
-    return groups
-
-
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
     """Yield each point and kind of time with the comparable series of the processes that took it."""
-    for key, points in _by_point(record).items():
+    for key, points in by_point(record).items():
         for name in TIME_KINDS:
-            if measured := _comparable(points, name):
+            if measured := comparable(points, name):
                 yield key, name, [series_of(point, name) for point in measured]
 
 
@@ -148,7 +139,7 @@ def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], vari
     medians: dict[tuple[str, str], list[list[float]]] = {}
     for points in groups:
         for name in TIME_KINDS:
-            found = [first_median(point, name) for point in _comparable(points, name)]
+            found = [first_median(point, name) for point in comparable(points, name)]
             medians.setdefault((points[0].key.phase, name), []).append([value for value in found if value])
     pooled = {place: variance.between_processes(of_points) for place, of_points in medians.items()}
     return {place: component for place, component in pooled.items() if component}
@@ -230,7 +221,7 @@ def row(
     first = points[0]
     times, spreads, processes, runs = {}, {}, {}, {}
     for name in TIME_KINDS:
-        if measured := _comparable(points, name):
+        if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
             summaries = [summary_of(one, percentiles) for one in series]
             times[name] = variance.combined(summaries, [np.asarray(one.measured) for one in series])
@@ -245,15 +236,15 @@ def row(
     for other in points[1:]:
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
-    doubts += sampling.judge_processes(_comparable(points, kind), kind) if kind else []
+    doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
-        doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
+        doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return Row(
-        key=first.key,
+        key=without_replicate(first.key),
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=_joined([series_of(point, kind) for point in _comparable(points, kind)]) if kind else None,
+        series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
         spread=spreads[kind] if kind else None,
@@ -264,40 +255,9 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
-        metrics=_pooled_rates(first, times, kind),
+        metrics=pooled_rates(first, times, kind),
         doubts=tuple(doubts),
     )
-
-
-def _pooled_rates(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> tuple[Metric, ...]:
-    """The metrics of the first process, but rates of work by the times of all processes, beside which they stand."""
-    factors: dict[str, float] = {}
-    if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
-        factors["work/flops_per_second"] = own / times[kind].median.value
-    pipelined = times.get("throughput") or times.get("latency")
-    if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
-        factors |= dict.fromkeys(("mfu", "mfu_of_ceiling"), loop.value / pipelined.mean.value)
-    return tuple(
-        one
-        if one.value is None or one.name not in factors
-        else msgspec.structs.replace(one, value=one.value * factors[one.name])
-        for one in first.metrics
-    )
-
-
-def _joined(processes: Sequence[Series]) -> Series:
-    first, *others = processes
-    lengths = [len(first.samples), *(len(other.measured) for other in others)]
-    samples = [*first.samples, *(sample for other in others for sample in other.measured)]
-    return msgspec.structs.replace(first, samples=samples, blocks=[0, *accumulate(lengths[:-1])])
-
-
-def _comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """The processes that took this time with success, as the first one did."""
-    first, *others = points
-    alike = [point for point in others if point.status is first.status is Status.OK]
-    measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
-    return measured if first in measured else []
 
 
 def _median(row: Row) -> estimators.Interval:

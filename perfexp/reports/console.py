@@ -99,7 +99,8 @@ class Console:
         self._section(_NOT_MEASURED, failures(record), style="red")
         self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
-        names = ", ".join(artifact.path for artifact in record.artifacts)
+        paths = (artifact.path for artifact in record.artifacts)
+        names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
         if names and not self.quiet:
             self._line(names, indent=2)
         self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
@@ -203,7 +204,7 @@ class Console:
             for line in grid.text() if grid.columns else ():
                 self._line(line, indent=2)
         elif grid.columns:
-            self._out.print(Padding(_table(grid, fits=grid.least_width <= width), (0, 0, 0, 2), expand=False))
+            self._out.print(Padding(_table(grid, width), (0, 0, 0, 2), expand=False))
         for note in grid.notes:
             self._line(note, indent=2)
 
@@ -228,13 +229,14 @@ def _how_long(seconds: float | None) -> str:
     return f"measuring takes about {units.format_seconds(seconds, 2)}, more if calls are slow"
 
 
-def _table(grid: Grid, *, fits: bool) -> Table:
+def _table(grid: Grid, width: int) -> Table:
     """A grid as rich draws it, `GAP` cells between columns: figures flush right and whole, prose flush left."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
-    for column in grid.columns:
+    fits = grid.least_width <= width
+    for column, cells in zip(grid.columns, grid.widths(width), strict=True):
         justify: rich.console.JustifyMethod = "left" if column.prose else "right"
         title = Text(column.title, style="bold")
-        table.add_column(title, justify=justify, no_wrap=fits and not column.prose, overflow="fold")
+        table.add_column(title, justify=justify, width=cells if fits else None, overflow="fold")
     styles = zip(*(column.styles for column in grid.columns), strict=True)
     for line, of_line in zip(grid.lines, styles, strict=True):
         table.add_row(*(Text(printable(cell), style) for cell, style in zip(line, of_line, strict=True)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
@@ -19,11 +20,14 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
+#: Texts of facts whose names end in these units, up to a number that no machine has.
+_MOST = 1e18
+_FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
 
 _TIMES = {
     "device": "the time that the device works on one call",
     "device/graph": "the time that the device works on one call which is launched as one CUDA graph",
-    "latency": "what one caller waits: call and synchronise",
+    "latency": "what one caller waits: call and synchronize",
     "throughput": "wall time per call of the pipelined loop",
 }
 
@@ -123,7 +127,12 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     device, git = environment.get("device"), environment.get("git")
     facts: dict[str, Any] = {}
     if isinstance(device, Mapping):
-        facts |= {f"device {name}": value for name, value in device.items() if isinstance(value, str | int | float)}
+        for name, value in device.items():
+            words, _, unit = name.rpartition("_")
+            if unit in _FORMATS and isinstance(value, int | float) and 0 <= value < _MOST:
+                name, value = words, _FORMATS[unit](value)
+            if isinstance(value, str | int | float):
+                facts[f"device {name.replace('_', ' ')}"] = value
     ranks = environment.get("ranks")
     if isinstance(ranks, Mapping):
         facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"

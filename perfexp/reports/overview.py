@@ -50,7 +50,8 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = [wording.scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
+    shortages = (_shortage_note(rows, number, prefix) for number in asked)
+    notes = [wording.scope(rows), *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
@@ -105,8 +106,9 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
+    warned = "\n".join(diagnostic.message for row in rows for diagnostic in row.doubts if not diagnostic.is_note)
     for metric in others:
-        if metric.reason:
+        if metric.reason and metric.reason not in warned:
             lacking.setdefault(metric.reason, []).append(wording.metric_title(metric))
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in others):

@@ -135,6 +135,12 @@ def _with_half(interval: Interval, half: float) -> Interval:
     return Interval(value=value, low=min(interval.low, value - half), high=max(interval.high, value + half))
 
 
+def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float | None:
+    """Return the relative half-width of the median of samples as they are taken, see `split`; None without it."""
+    blocks = split(samples, starts, warmup)
+    return block_median(blocks).relative_half_width if blocks else None
+
+
 def summarise(blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
     """Return all statistics of the samples after the warm-up.
 

@@ -81,6 +81,18 @@ class Grid:
         """Width in terminal cells if no cell wraps."""
         return sum(column.whole_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
+    def widths(self, width: int) -> list[int]:
+        """Return the width of each column by which the grid has a width: no word is split unless `least_width` is more.
+
+        Of the room beyond the least widths, columns that need little to be whole have theirs first.
+        """
+        widths, room = [column.least_width for column in self.columns], width - self.least_width
+        needs = [column.whole_width - column.least_width for column in self.columns]
+        for index in sorted(range(len(needs)), key=needs.__getitem__):
+            grown = max(min(needs[index], room), 0)
+            widths[index], room = widths[index] + grown, room - grown
+        return widths
+
     @property
     def lines(self) -> list[tuple[str, ...]]:
         """The cells, row by row."""
@@ -130,7 +142,11 @@ class Grid:
 
     def _narrow(self) -> list[list[Column]]:
         keys = [column for column in self.columns if column.is_key]
-        keys = [key.shortened(_KEY_WIDTH // len(keys)) for key in keys]
+        widths = [max(len(escape_markdown(cell)) for cell in (*key.cells, "")) for key in keys]
+        # what narrow keys leave is for wide ones
+        fitting = (limit for limit in range(_KEY_WIDTH, 0, -1) if sum(min(w, limit) for w in widths) <= _KEY_WIDTH)
+        limit = next(fitting, 1)
+        keys = [key.shortened(limit) for key in keys]
         room = WIDTH - _markdown_width(keys) - len(" |  ")
         tables = [[*keys]]
         for column in (column.shortened(room) for column in self.columns if not column.is_key):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,8 @@ class Raised:
     def _place(self) -> str:
         others = len(self.where) - 1
         if others and self._range:
-            return f"{self.where[0]}, the worst of {len(self.where)} points"
-        return f"{self.where[0]} and {counted(others, 'more point')}" if others else self.where[0]
+            return f"{self.where[0]}, the worst of {len(self.where)} measurements"
+        return f"{self.where[0]} and {counted(others, 'more measurement')}" if others else self.where[0]
 
     @property
     def _range(self) -> str:
@@ -63,7 +64,7 @@ class Raised:
         if len(figures) < 2 or not _comparable(self.diagnostics):
             return ""
         ordered = sorted(figures, key=_number)
-        return f" ({ordered[0]} to {ordered[-1]} over the points)"
+        return f" ({ordered[0]} to {ordered[-1]} over all)"
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
@@ -124,8 +125,13 @@ def scaling_lines(rows: Sequence[Row]) -> list[str]:
 def failures(record: Record) -> list[str]:
     """A line for each point that did not end well: which, how, and why; without repetitions by further processes."""
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
-    return [
-        f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
-        for key, point in failed.items()
-        if not key.replicate or without_replicate(key) not in failed
-    ]
+    processes = Counter(without_replicate(point.key) for point in record.points)
+    finished = processes - Counter(map(without_replicate, failed))
+    lines = []
+    for key, point in failed.items():
+        first = without_replicate(key)
+        if point.status is Status.INTERRUPTED and finished[first]:
+            lines.append(f"{label(first)}: interrupted after {finished[first]} of {processes[first]} processes")
+        elif first not in failed or not key.replicate:
+            lines.append(f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}")
+    return list(dict.fromkeys(lines))

@@ -102,7 +102,9 @@ def runs(
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    return Grid(columns, list(filter(None, [wording.scope(row for table in tables for row in table)]))).without_empty()
+    notes = [wording.scope(row for table in tables for row in table)]
+    notes += wording.rate_notes([timed[0] for table in tables if len(timed := _timed(table)) == 1])
+    return Grid(columns, list(filter(None, notes))).without_empty()
 
 
 def _ratio(ratios: Mapping[tuple[int, str], str], child: SweepChild, table: Sequence[Row]) -> str:

@@ -27,8 +27,9 @@ _COUNTED = {
     "flops_per_second": "FLOP/s",
     "bytes_per_second": "B/s",
 }
-#: Rates come from different times: each names its column of the main table.
+#: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
 _TITLES = {
+    "algorithm/flops_share": "algorithm coverage",
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",
@@ -44,6 +45,7 @@ _WIDE_EXPONENT = 0.3
 _WIDE = 0.2
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
+_TOO_FEW = "too few effective samples"
 _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
@@ -81,6 +83,20 @@ def rate_text(interval: estimators.Interval | None) -> str:
         return ""
     figures, value = _rounded(interval)
     return known_or_about(interval, units.digits(value, figures))
+
+
+def rate_notes(rows: Sequence[Row]) -> list[str]:
+    """Return what the column samples/s leaves open: a missing interval, and a mean that is not the median beside it."""
+    rates = [rate for row in rows if (rate := row.samples_per_second)]
+    latencies = [row.times["latency"] for row in rows if row.time_kind == "latency" and "throughput" not in row.times]
+    apart = [time for time in latencies if time.mean.low is not None and estimators.differ(time.mean, time.median, 0.0)]
+    notes = [f"≈ samples/s without an interval: {_TOO_FEW}"] if any(rate.low is None for rate in rates) else []
+    if apart:
+        where = "" if len(apart) == len(rates) == 1 else f" at {len(apart)} of {len(rates)} points"
+        notes.append(
+            f"samples/s is by the mean of all calls, which differs from p50 by more than both intervals{where}"
+        )
+    return notes
 
 
 def known_or_about(interval: estimators.Interval, text: str) -> str:
@@ -168,9 +184,9 @@ def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval
 
 
 def shortage(summary: blockwise.Summary, number: float) -> str:
-    """Return why a percentile has no interval: `n too small (80 of 368)`, effective of required samples."""
+    """Return why a percentile has no interval: `80 of 368 effective samples`."""
     have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
-    return f"n too small ({have} of {need})" if have < need else "n too small"
+    return f"{have} of {need} effective samples" if have < need else _TOO_FEW
 
 
 def metric_text(metric: Metric | None) -> str:

@@ -215,7 +215,7 @@ def test_one_process_has_no_answer(checked):
     code, lines, errors = checked(made([[1.0]]), made([[1.3]], seed=1))
     assert code == 2
     assert lines[0].startswith("without an interval: device of 1 point; measure in several processes (replicate=3)")
-    assert errors[0].startswith("not decided: 1 undecided")
+    assert errors[0].startswith("not decided: 1 undecided (device of 1 point), ")
 
 
 def test_an_empty_folder_and_a_missing_one_have_exit_code_2(checked, tmp_path, capsys):

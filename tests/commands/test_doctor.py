@@ -496,7 +496,7 @@ def test_the_exit_code_says_whether_it_can_measure_and_the_lines_are_plain_in_a_
     assert re.search(r"^  gpu=auto +ok +NVIDIA H200 \(cuda:0\)$", printed, re.M)
     assert re.search(r"^it can measure: \d+ ok$", printed, re.M)
     assert commands.run(["doctor", "--gpu", "t4"]) == 1
-    assert "it can not measure" in capsys.readouterr().out
+    assert "it cannot measure" in capsys.readouterr().out
 
 
 def test_a_warning_does_not_change_the_exit_code(h200, scripted, capsys):

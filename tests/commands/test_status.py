@@ -38,7 +38,7 @@ def plain_plan(*overrides):
 @pytest.fixture(scope="module")
 def plan():
     """The plan of ten sizes, as a run leaves it."""
-    return plain_plan("model=resnet50", "sweep=sizes", "ttfp=false")
+    return plain_plan("model=resnet50", "gpu=h200", "sweep=sizes", "ttfp=false")
 
 
 def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=(), expected=None):
@@ -89,8 +89,8 @@ def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimate
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["sweep=sizes", "ttfp=false"], ", ~3 min 45 s left"),
-        (["gpu=cpu"], ", ~21 s left"),
+        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~3 min 45 s left"),
+        (["gpu=cpu"], ", ~16 s left"),
         (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~28 s left"),
         (["stopping=fixed"], ""),
         (["mode=train", "epochs=1"], ""),
@@ -146,11 +146,11 @@ def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp
         for algorithm in ("gemm", "fft"):
             names = [("model", model), ("algorithm", algorithm)]
             leave(tmp_path / "2_quick" / f"{model}_{algorithm}", plan, names=names)
-    leave(tmp_path / "2_quick" / "other", plan, names=[("model", "vgg16"), ("gpu", "h200"), ("mode", "slow")])
+    leave(tmp_path / "2_quick" / "other", plan, names=[("model", "vgg16"), ("gpu", "a100"), ("mode", "slow")])
     commands.run(["status", str(tmp_path)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [
-        ["model", "mode", "default", "·", "h200", "fft", "·", "auto", "gemm", "·", "auto"],
+        ["model", "mode", "default", "·", "a100", "fft", "·", "h200", "gemm", "·", "h200"],
         ["alexnet", "inference", *["10/10", "done"] * 2],
         ["vgg16", "inference", *["10/10", "done"] * 2],
     ]

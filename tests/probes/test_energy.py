@@ -461,7 +461,9 @@ def test_without_a_meter_everything_is_null_and_says_why():
     energy = measured(device, found=none_because("MIG is on", make("meter_mig", meter="nvml MIG-1")))
     assert set(values(energy).values()) == {None}
     assert set(reasons(energy).values()) == {"no meter: MIG is on"}
-    assert codes(energy) == ["meter_mig"]
+    assert codes(energy) == ["meter_mig", "meter_missing"]
+    assert str(energy.doubts[1].severity) == "warning"
+    assert energy.doubts[1].message == "no energy was measured, no meter: MIG is on"
     assert device.now_ns() == 0, "nothing was run for it"
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Artifact, Metric
+from perfexp.records.diagnostics import Diagnostic, make
+from perfexp.records.record import Artifact, Metric, Point, Status
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
+from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.wording import metric_text
 
@@ -57,7 +58,7 @@ def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(bu
 def test_percentiles_without_interval_are_named_below_the_table(build: Builder) -> None:
     point = build.independent(n=80)
     lines = shown(build, point).splitlines()
-    assert "  ≈ p99 without an interval: n too small (80 of 368)" in lines
+    assert "  ≈ p99 without an interval: 80 of 368 effective samples" in lines
     assert lines[3].split("≈ ")[1].startswith("63."), "it is printed all the same"
     assert "≈" not in lines[3].split("≈ ")[0], "p95 has its interval"
 
@@ -85,8 +86,18 @@ def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: B
 
 
 def test_a_rate_without_an_interval_is_marked(build: Builder) -> None:
-    assert re.search(r"≈ 16\.\d", shown(build, build.point(n=5)))
+    text = shown(build, build.point(n=5))
+    assert re.search(r"≈ 16\.\d", text)
+    assert "  ≈ samples/s without an interval: too few effective samples\n" in text
     assert "≈ 16" not in shown(build, build.point(n=400))
+
+
+def test_a_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builder) -> None:
+    point = build.point(n=400)
+    assert "mean of all calls" not in shown(build, point)
+    point.series[0].samples[10::7] = [0.2] * len(point.series[0].samples[10::7])
+    assert "samples/s is by the mean of all calls, which differs" in shown(build, point)
+    assert "at 1 of 2 points" in shown(build, point, build.point(n=400, batch=2))
 
 
 def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
@@ -96,9 +107,34 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
         points.append(build.point(size=size, doubts=[doubt]))
     text = shown(build, *points)
     assert (
-        "warning: 256, the worst of 3 points: the device works 23 % of the loop's time "
-        "(23 % to 48 % over the points) (launch_bound)" in text.splitlines()
+        "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
+        "(23 % to 48 % over all) (launch_bound)" in text.splitlines()
     )
+
+
+def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) -> None:
+    def interrupted(batch: int, replicate: int) -> Point:
+        return build.failed(Status.INTERRUPTED, batch=batch, replicate=replicate, error="the run was interrupted")
+
+    points = [interrupted(1, 0), interrupted(2, 0), build.point(batch=1, replicate=1), interrupted(1, 2)]
+    lines = shown(build, *points).splitlines()
+    assert re.search(r"1 +62\.\d ms ± .*", lines[3])
+    assert lines[lines.index("not measured") + 1 :][:2] == [
+        "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",
+        "  inference · 224 · batch 2 · fp32: interrupted: the run was interrupted",
+    ]
+
+
+@pytest.mark.parametrize("width", [34, 40, 60])
+def test_no_word_of_a_table_is_split_where_all_words_fit(width: int) -> None:
+    points, verdicts = ["efficientnet_b0 · batch 4", "wide_resnet50_2"], ["✕ NOT COMPARABLE", "▲ FASTER"]
+    grid = Grid([Column("point", points, prose=True), Column("n", ["7"] * 2), Column("verdict", verdicts, prose=True)])
+    out = Terminal()
+    console(out, width=width).show_grid("title", grid)
+    words = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).split()
+    assert {"efficientnet_b0", "wide_resnet50_2", "COMPARABLE", "FASTER"} <= set(words)
+    assert grid.least_width + 2 <= 34 < grid.whole_width + 2
+    assert sum(grid.widths(60)) == grid.whole_width - 4
 
 
 def test_only_what_varies_has_a_column(build: Builder) -> None:
@@ -164,14 +200,28 @@ def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) ->
     assert "too_few_samples" not in text
 
 
+def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None:
+    def missing(name: str) -> Metric:
+        return Metric(name=name, value=None, unit="joules", reason="no meter: MIG is on")
+
+    points = [build.point(batch=batch, metrics=[missing("energy/per_call_joules")]) for batch in (1, 2)]
+    assert shown(build, *points).count("no meter: MIG is on") == 1
+    for point in points:
+        point.doubts.append(make("meter_missing", reason="no meter: MIG is on"))
+    text = shown(build, *points)
+    assert text.count("no meter: MIG is on") == 1
+    assert "warning: batch 1 and 1 more measurement: no energy was measured, no meter: MIG is on" in text
+
+
 def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
     out = io.StringIO()
-    artifacts = [Artifact(path="record.json", kind="data"), Artifact(path="time.png", kind="plots")]
+    files = {"record.json": "data", "time.png": "plots", "resnet50_sp_bs1_fp32_1_speed": "data"}
+    artifacts = [Artifact(path=path, kind=kind) for path, kind in files.items()]
     console(out).show(build.record(build.point(), artifacts=artifacts), Path("out"), tracking="perfexp ui")
     assert out.getvalue().splitlines()[-5:] == [
         "files",
         "  out/",
-        "  record.json, time.png",
+        "  record.json, time.png, resnet50_sp_bs1_fp32_1_speed (images/s as JSON)",
         "tracking",
         "  perfexp ui",
     ]

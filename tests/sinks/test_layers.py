@@ -15,7 +15,7 @@ from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
 from perfexp.plots import layer_areas
-from perfexp.plots.layer_areas import Tile, squarify
+from perfexp.plots.layer_areas import Tile, squarify, wrapped
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
@@ -141,3 +141,16 @@ def test_a_treemap_fills_its_rectangle_in_proportion(values: list[float]) -> Non
             across = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
             up = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
             assert min(across, up) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "text"),
+    [
+        ("layer4.1.conv2", 4.0, 3.0, "layer4.1.conv2"),
+        ("layer4.1.conv2", 1.2, 3.0, "layer4.\n1.conv2"),
+        ("stages.3.blocks.2.conv1", 1.2, 0.8, "…blocks.\n2.conv1"),
+        ("extraordinary", 1.0, 0.2, "extrao…"),
+    ],
+)
+def test_a_label_breaks_after_dots(name: str, width: float, height: float, text: str) -> None:
+    assert wrapped(name, Tile(0.0, 0.0, width, height)) == text

@@ -20,7 +20,7 @@ def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
 
 def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Builder) -> None:
     point = build.independent(n=80)
-    assert "n too small (80 of 368)" in markdown.markdown(build.record(point))
+    assert "80 of 368 effective samples" in markdown.markdown(build.record(point))
 
 
 def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
@@ -58,7 +58,7 @@ def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> 
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
         point.doubts.append(Diagnostic(code="layers_disagree", message=detail, help=remedy))
     text = markdown.markdown(build.record(*points))
-    first = "warning: 256, the worst of 2 points: +9 % (-8 % to +9 % over the points) (layers\\_disagree); help: a"
+    first = "warning: 256, the worst of 2 measurements: +9 % (-8 % to +9 % over all) (layers\\_disagree); help: a"
     assert first in text
     assert "warning: 288: +43 % (layers\\_disagree); help: b" in text
 
@@ -111,6 +111,21 @@ def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) ->
         if line.startswith("|"):
             assert len(line) <= WIDTH, line
             assert line.count(" | ") < 6, line
+
+
+def test_a_wide_key_takes_the_room_that_narrow_keys_leave() -> None:
+    keys = [Column(title, [cell], is_key=True) for title, cell in (("layer", "layer4.0.conv2"), ("pass", "forward"))]
+    columns = [*keys, Column("point", ["batch " + 40 * "9"], is_key=True), Column("share", ["4 %"])]
+    assert "| layer4.0.conv2 | forward | batch 999…999999999 | 4 % |" in Grid(columns).markdown()
+
+
+def test_facts_of_the_device_are_words_with_units(build: Builder) -> None:
+    device = {"logical_cores": 4, "memory_bytes": 2**34, "event_tick_seconds": 3.2e-8, "cache_bytes": 10**400}
+    text = markdown.markdown(build.record(build.point(), environment={"device": device}))
+    assert (
+        "\n- device logical cores: 4\n- device memory: 16.0 GiB\n- device event tick: 32 ns\n- device cache bytes: 1000"
+        in text
+    )
 
 
 @pytest.mark.parametrize("accuracy", [0.05, None])
