@@ -16,7 +16,8 @@
   * `intervals`: 95 % intervals of figures, `{"low": …, "high": …}` or `{"half_width_percent": …}`.
   * `outcome`: results that are not numbers; may be empty.
   * `command`, `version` and `commit` of perfexp, `date` (YYYY-MM-DD), `host`, `device`, `software`: null if unrecorded.
-  * `records`: SHA-256 of the raw records, or "none" where they were not stored.
+  * `records`: SHA-256 of the raw records, or "none" where they were not stored. A record in
+    `docs/results/records/SHA-256.json.xz` is linked from its page.
 
 A new claim or a new row is an edit of a data file. Numbers are printed with the digits that the file has.
 """
@@ -242,6 +243,8 @@ def _heading(claim: dict[str, Any], key: str, is_figure: bool) -> str:
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return "not recorded"
+    if key == "records" and (FOLDER / "records" / f"{value}.json.xz").exists():
+        return f"[`{value}`](records/{value}.json.xz)"
     return f"`{value}`" if key in {"command", "commit"} or (key == "records" and value != "none") else str(value)
 
 

@@ -1,7 +1,9 @@
 """Pages of docs/results are those of their data, and data that breaks the schema is refused."""
 
 import copy
+import hashlib
 import json
+import lzma
 import re
 
 import pytest
@@ -52,6 +54,15 @@ def test_every_row_has_all_keys_and_every_file_its_form():
     for file in files:
         assert all(set(row) == ROW_KEYS for row in json.loads(file.read_text())["rows"]), file
         assert results.dump(results.parse(file.read_text())) == file.read_text(), file
+
+
+def test_stored_records_are_those_whose_hashes_the_pages_show():
+    shown = {row["records"] for claim in results.read_claims(results.FOLDER).values() for row in claim["rows"]}
+    stored = list((results.FOLDER / "records").iterdir())
+    assert stored
+    for file in stored:
+        assert hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest() + ".json.xz" == file.name
+        assert file.name.removesuffix(".json.xz") in shown
 
 
 def test_pages_have_short_lines_and_links_that_lead_somewhere():
