@@ -29,3 +29,11 @@ def test_macs_and_parameters_are_those_that_are_published(name):
     assert work.macs == sum(row.macs for row in work.rows)
     if name != "inception_v3":  # whose auxiliary classifier is there and is not called
         assert sum(row.parameters for row in work.rows) == work.parameters
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_b0", "resnet50"])
+def test_a_training_step_has_six_flops_per_published_mac(name):
+    models = import_torchvision().models
+    published = models.get_model_weights(name).DEFAULT.meta["_ops"]
+    step = count(build(models, name, 224).train(), torch.Size((2, 3, 224, 224)), backward=True)
+    assert step.contraction_flops * 1e-9 == pytest.approx(2 * 6 * published, rel=0.01), "a batch of two"
