@@ -1,15 +1,17 @@
 """Epochs: a whole training, with its passes timed and everything else between them.
 
 Each pass is timed as one block of undisturbed steps. Evaluations, checkpoints and messages come after it. A loss that
-is kept within a pass stays on the device until the pass is over.
+is kept within a pass stays on the device until the pass is over. A checkpoint is written to disk during the next pass
+if its steps are CUDA graphs, which leave the host idle.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,8 @@ class Epochs:
             if batches.per_epoch is None:
                 raise UserError(f"epochs={self.count} needs data with an end, and this data source has none.")
             self._evaluated: Batches | None = None
+            if self._can_evaluate:
+                self._first_evaluation()
             rates = self.settings.rates(self.count, batches.per_epoch)
             if trainer:
                 trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
@@ -135,8 +139,7 @@ class Epochs:
     def _ends_with(self, epoch: Epoch) -> bool:
         """Evaluate, save and report as the settings have it after an epoch; return whether the training is over."""
         every, is_last = self.settings.eval_every, epoch.number == self.count
-        can_evaluate = training.can_evaluate(self.session, self.data) and not self.point.key.replicate
-        if can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
+        if self._can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
             self._evaluate(epoch)
         is_over = is_last or (self.settings.patience is not None and self._stale >= self.settings.patience)
         if self.checkpoint is not None:
@@ -149,11 +152,22 @@ class Epochs:
         self.report(self._line(epoch, is_over=is_over))
         return is_over
 
+    @property
+    def _can_evaluate(self) -> bool:
+        return training.can_evaluate(self.session, self.data) and not self.point.key.replicate
+
+    def _first_evaluation(self) -> None:
+        """Evaluate one batch, outside of every time: the first one loads kernels."""
+        self.progress("first evaluation")
+        self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
+        with self.session.evaluating(), closing(self._evaluated.epoch()) as batches:
+            for batch in islice(batches, 1):
+                self.session.forward(batch.inputs)
+
     def _evaluate(self, epoch: Epoch) -> None:
         self.progress("accuracy")
         start, trainer = self.device.now_ns(), self.step.trainer
-        if self._evaluated is None:
-            self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
+        assert self._evaluated is not None
         with trainer.averaged() if trainer else nullcontext():
             epoch.accuracy = training.accuracy(self.session, self._evaluated)
         epoch.evaluation_seconds = (self.device.now_ns() - start) * 1e-9
@@ -171,9 +185,10 @@ class Epochs:
         names += [f"epoch_{epoch.number}"] if every and epoch.number % every == 0 else []
         for name in names:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
-            trainer.save(path(name), facts)
+            trainer.save(path(name), facts, later="graph" in dict(self.step.segments))
         if is_over:
             trainer.save_weights(path("final_weights"))
+            trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
         mean = sum(each.seconds + each.evaluation_seconds + each.checkpoint_seconds for each in self.point.epochs)

@@ -64,7 +64,7 @@ def add_accuracy(
 def accuracy(session: Session, batches: Batches) -> float | None:
     """Return the top-1 accuracy over one untimed pass of the evaluation data; None for a pass without predictions."""
     correct = total = 0
-    with session.inferring():
+    with session.evaluating():
         for batch in batches.epoch():
             correct_in_batch, count = session.correct(session.forward(batch.inputs), batch.targets)
             correct, total = correct + correct_in_batch, total + count

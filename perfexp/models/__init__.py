@@ -119,8 +119,15 @@ class Trainer(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """While entered, the model has its averaged weights, if there are any."""
 
-    def save(self, path: Path, facts: dict[str, Any]) -> None:
-        """Write a checkpoint with these facts (texts and numbers), atomically."""
+    def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
+        """Write a checkpoint of the present state with these facts (texts and numbers), atomically.
+
+        Args:
+            later: whether a thread may write it while the training goes on, until the next `save` or `finish`.
+        """
+
+    def finish(self) -> None:
+        """Wait until every checkpoint is written."""
 
     def save_weights(self, path: Path) -> None:
         """Write the weights as a plain state dict, averaged if there is an average, atomically."""
@@ -147,6 +154,10 @@ class Session(Protocol):
     def inferring(self) -> AbstractContextManager[None]:
         """A context for all calls of an inference: evaluation mode, no autograd."""
         return nullcontext()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A context for a pass whose time does not count: as `inferring`, and without a compiler."""
+        return self.inferring()
 
     def training(self) -> AbstractContextManager[None]:
         """A context for all calls of a training: training mode."""

@@ -107,6 +107,11 @@ class TorchSession(Session):
             yield
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self.inferring(), patch.object(self, "_run", self.module):
+            yield
+
+    @contextmanager
     def training(self) -> Iterator[None]:
         """See `Session`. The weights before the first training are saved in a file."""
         if self._untrained is None:
@@ -261,9 +266,9 @@ class TorchSession(Session):
         return {}
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
-        """Whether to use a fused optimizer: with any other, each step of the scaler synchronizes."""
-        scaled = self._scaler.is_enabled() and self.device.kind == "cuda"
-        return scaled and "foreach" not in settings and not settings.get("dampening")
+        """Whether to use a fused optimizer, the fastest in a graph; with any other, a scaler's steps synchronize."""
+        gains = self._execution.cuda_graph or (self._scaler.is_enabled() and self.device.kind == "cuda")
+        return gains and "foreach" not in settings and not settings.get("dampening")
 
     @contextmanager
     def _mode(self, *, training: bool) -> Iterator[None]:

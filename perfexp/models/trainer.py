@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils._pytree import tree_map_only
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
@@ -55,6 +57,8 @@ class TorchTrainer(Trainer):
             self._weights = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
             self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average = {name: value.clone() for name, value in self._weights.items()}
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class TorchTrainer(Trainer):
         finally:
             torch._foreach_copy_(now, own)
 
-    def save(self, path: Path, facts: dict[str, Any]) -> None:
+    def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         content = {
             "format": _FORMAT,
             "facts": {**facts, "batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__},
@@ -118,11 +122,21 @@ class TorchTrainer(Trainer):
             with self.averaged():
                 weights = {name: value.clone() for name, value in self._module.state_dict().items()}
             content |= {"state_dict": weights, "num_averaged": self._num_averaged}
-        write_atomically(path, lambda file: torch.save(content, file))
+        self.finish()
+        if later:
+            own = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), content)
+            self._writing = self._writer.submit(_write, path, own)
+        else:
+            _write(path, content)
+
+    def finish(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def save_weights(self, path: Path) -> None:
         with self.averaged():
-            write_atomically(path, lambda file: torch.save(self._module.state_dict(), file))
+            _write(path, self._module.state_dict())
 
     def resume(self, file: Path) -> None:
         """Check a checkpoint and load it, so that nothing runs with one that does not fit; raises `UserError`."""
@@ -191,3 +205,7 @@ class TorchTrainer(Trainer):
         device = self._parameters[0].device
         if device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_atomically(path, lambda file: torch.save(content, file))
