@@ -11,6 +11,8 @@ import msgspec
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
+from perfexp.statistics import sequential
+from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
@@ -57,17 +59,32 @@ def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
-    runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
+    levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
+    runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}, 95 % intervals{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}, {_intervals(min(levels, default=ALPHA))}{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
+
+
+def _intervals(level: float) -> str:
+    """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
+    if not level:
+        return f"no intervals before {sequential.LEAST} processes of each side"
+    looks = "" if level == ALPHA else f" at this look at processes in turn, {bare(1 - ALPHA)} at all looks together"
+    return f"{confidence(level)} intervals{looks}"
+
+
+def confidence(level: float) -> str:
+    """Confidence of the intervals at a level: `95 %`."""
+    return f"{units.digits(100 * (1 - level)).removesuffix('.0')} %"
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
     """The ratios of one side to the baseline, the largest regressions of each measure first."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     further = [str(pair.further_processes or "") for pair in pairs]
-    notes = [*_undecided(pairs), *_clock_note(pairs), *_means(comparison, side)]
+    undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
+    notes = [*undecided, *_clock_note(pairs), *_means(comparison, side)]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
@@ -103,6 +120,15 @@ def _undecided(pairs: Sequence[Compared]) -> list[str]:
             "measure it again with replicate=3, or after perfexp selfcheck"
         )
     return notes
+
+
+def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
+    """What would decide the pairs of two runs whose processes took turns."""
+    if all(pair.verdict is not Verdict.UNDECIDED for pair in pairs):
+        return []
+    if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
+        return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
+    return ["UNDECIDED: the same perfexp ab with output_dir=DIR and longer --max-seconds measures further processes"]
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:

@@ -20,7 +20,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 
 #: Measures of which the first that a run shares with the baseline decides.
-_DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
+DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 
 
 @dataclass
@@ -46,10 +46,10 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     if not others:
         return SweepVerdicts()
     first = sides[0]
-    found = judging.compare([first, *others], Settings(measures=_DECISIVE))
+    found = judging.compare([first, *others], Settings(measures=DECISIVE))
     names = {other.name: int(other.name) for other in others}
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    for pair in _decisive(found.pairs):
+    for pair in decisive(found.pairs):
         by_run.setdefault((names[pair.side], pair.key.phase), []).append(pair)
     ratios = {place: _text(pairs) for place, pairs in by_run.items()}
     return SweepVerdicts(int(first.name), ratios, _fastest(int(first.name), by_run))
@@ -71,10 +71,10 @@ def _have_a_pair(first: Side, other: Side) -> bool:
         return False
 
 
-def _decisive(pairs: Sequence[Compared]) -> list[Compared]:
+def decisive(pairs: Sequence[Compared]) -> list[Compared]:
     """For each run and point the pair of the measure that decides."""
     chosen: dict[tuple[str, object], Compared] = {}
-    for pair in sorted(pairs, key=lambda pair: _DECISIVE.index(pair.measure)):
+    for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
         chosen.setdefault((pair.side, pair.key), pair)
     return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
 
