@@ -11,6 +11,7 @@ import msgspec
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
+from perfexp.records.point_times import GRAPH
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
@@ -43,6 +44,8 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
+#: Times whose difference layers explain; the last one that a point has counts.
+_EXPLAINED = ("latency", GRAPH, "device")
 #: Kernels of a layer that are named.
 _MOST_KERNELS = 3
 _WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command, for others too"
@@ -208,8 +211,27 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
             Column("share", (percent(line.share) for line in lines)),
             *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
-        ]
+        ],
+        _explained(comparison, side),
     )
+
+
+def _explained(comparison: Comparison, side: SideFacts) -> list[str]:
+    """What share of the differences between times all layers explain together."""
+    sums: dict[str, float] = {}
+    for line in comparison.layers:
+        if line.side == side.name:
+            sums[line.point] = sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
+    shares = {}
+    for measure in _EXPLAINED:
+        for pair in comparison.pairs:
+            is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
+            if (pair.side, pair.measure) == (side.name, measure) and pair.point in sums and is_decided:
+                shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
+    return [
+        f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
+        for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
+    ]
 
 
 def kernels_of(line: LayerDifference) -> str:

@@ -305,6 +305,7 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     lines = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
     assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
     text = (out / "comparison.md").read_text()
+    assert "all layers together explain 100 % of the difference of device" in text
     assert "winograd\\_nonfused" in text
     assert "| layer1.conv2 | forward | 32 |" in text
     assert text.count("| layer | pass | point |") == text.count("| layer |") == 2
