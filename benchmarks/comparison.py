@@ -18,21 +18,26 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.commands import sides
+from perfexp.comparison import measures
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
 from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.statistics import sequential
+from perfexp.statistics import blockwise, sequential
+from perfexp.statistics.estimators import Interval, Samples
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -150,6 +155,21 @@ def pair(scenario: Scenario, seed: int) -> Compared:
     return judged(*records)[0]
 
 
+@contextmanager
+def remembered_medians() -> Iterator[None]:
+    """While entered, the median of a process is computed once, not at each look."""
+    known: dict[tuple[float, float], Interval] = {}
+
+    def median_of(blocks: Sequence[Samples]) -> Interval:
+        place = float(blocks[0][0]), float(blocks[-1][-1])
+        if place not in known:
+            known[place] = blockwise.block_median(blocks)
+        return known[place]
+
+    with patch.object(measures, "blockwise", SimpleNamespace(**vars(blockwise) | {"block_median": median_of})):
+        yield
+
+
 def in_turn(scenario: Scenario, seed: int) -> Compared:
     """Processes of two commands in turn until they are decided; both have the state of one time in common."""
     rng = np.random.default_rng(seed)
@@ -161,13 +181,14 @@ def in_turn(scenario: Scenario, seed: int) -> Compared:
         earlier = [[(CALL_SECONDS * one,) * 2 for one in scenario.factors(rng)] for _ in range(scenario.history)]
         made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
         sides.append((made, made.points))
-    for processes in range(sequential.LEAST, sequential.MOST + 1):
-        for number, (made, points) in enumerate(sides):
-            level = scenario.level or sequential.level(processes)
-            made.points, made.sweep = points[:processes], SweepMembership(uid="ab", job=number, level=level)
-        [found] = judged(sides[0][0], sides[1][0], scenario.margin)
-        if found.verdict is not Verdict.UNDECIDED:
-            break
+    with remembered_medians():
+        for processes in range(sequential.LEAST, sequential.MOST + 1):
+            for number, (made, points) in enumerate(sides):
+                level = scenario.level or sequential.level(processes)
+                made.points, made.sweep = points[:processes], SweepMembership(uid="ab", job=number, level=level)
+            [found] = judged(sides[0][0], sides[1][0], scenario.margin)
+            if found.verdict is not Verdict.UNDECIDED:
+                break
     return found
 
 

@@ -131,7 +131,10 @@ def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
         return []
     if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
         return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
-    return ["UNDECIDED: the same perfexp ab with output_dir=DIR and longer --max-seconds measures further processes"]
+    return [
+        "UNDECIDED: repeat perfexp ab with output_dir=DIR to continue, longer (--max-seconds) or until another measure "
+        "is decided (--metric)"
+    ]
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
