@@ -215,11 +215,11 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column("share", (percent(line.share) for line in lines)),
             *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
         ],
-        _explained(comparison, side),
+        explained(comparison, side),
     )
 
 
-def _explained(comparison: Comparison, side: SideFacts) -> list[str]:
+def explained(comparison: Comparison, side: SideFacts) -> list[str]:
     """What share of the differences between times all layers explain together."""
     sums: dict[str, float] = {}
     for line in comparison.layers:

@@ -72,6 +72,7 @@ def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
     points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
     for point in list(points)[:_MOST_POINTS]:
         yield _layers([line for line in comparison.layers if (line.side, line.point) == (side.name, point)])
+    yield from (f"<p>{_text(line)}</p>" for line in comparison_table.explained(comparison, side))
 
 
 def _forest(comparison: Comparison, side: SideFacts, pairs: Sequence[Compared]) -> Any:

@@ -310,6 +310,7 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert "| layer1.conv2 | forward | 32 |" in text
     assert text.count("| layer | pass | point |") == text.count("| layer |") == 2
     page = (out / "comparison.html").read_text()
+    assert "<p>all layers together explain 100 % of the difference of device</p>" in page
     assert page.count("Plotly.newPlot") == 4 + 1 + 4  # ratios, layers, curves
     assert 'src="http' not in page
     assert commands.run(["compare", *paths, "--output", str(out)]) == 2
