@@ -5,7 +5,8 @@
 
 Each command runs as often as `--runs` says, in turns, each run in fresh processes. For each point and kind of time: the
 share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint, the standard
-deviation between runs, and the median printed half-width. With `--json=FILE` also every interval.
+deviation between runs, and the median printed half-width. With `--json=FILE` also every interval. Then the verdicts of
+`perfexp compare` on the first and second run, the third and fourth, …: every FASTER and SLOWER is false.
 
 The history of runs, which widens intervals from the third run on, is empty at the beginning.
 """
@@ -19,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +30,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfexp.comparison import judging
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.pairing import Side
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
@@ -67,6 +72,15 @@ def line(name: str, found: list[Interval]) -> tuple[str, int, int, int, int, flo
     return name, len(known), held, len(pairs), disjoint, spread, median(widths)
 
 
+def verdicts(runs: list[Record]) -> Counter[tuple[str, str]]:
+    """How often each measure of pairs of consecutive runs has a verdict, with a margin of 1 %."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for pair in zip(runs[::2], runs[1::2], strict=False):
+        sides = [Side.of(name, name, [one]) for name, one in zip("AB", pair, strict=True)]
+        counts.update((one.measure, one.word) for one in judging.compare(sides, Settings()).pairs)
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
@@ -77,10 +91,12 @@ def main() -> None:
     if not any(" " in command for command in commands):
         commands = [" ".join(commands)]
     cells: Cells = {}
+    records: list[list[Record]] = [[] for _ in commands]
     with tempfile.TemporaryDirectory(prefix="perfexp-aa-") as place:
         for number in range(arguments.runs):
             for index, command in enumerate(commands):
-                for name, interval in intervals(run(command, Path(place, f"{number}-{index}"))):
+                records[index].append(run(command, Path(place, f"{number}-{index}")))
+                for name, interval in intervals(records[index][-1]):
                     cells.setdefault(name, []).append(interval)
                     print(f"{number} {name}: {interval}", file=sys.stderr, flush=True)
     lines = [line(name, found) for name, found in cells.items()]
@@ -93,6 +109,10 @@ def main() -> None:
         )
     total = [sum(line[index] for line in lines) for index in (1, 2, 3, 4)]
     print(f"| all | {total[0]} | {total[1] / total[0]:.1%} | {total[3] / total[2]:.1%} | | | |")
+    counts = sum(map(verdicts, records), Counter())
+    print("\n| measure | verdict | pairs |\n|---|---|---|")
+    for (measure, word), count in sorted(counts.items()):
+        print(f"| {measure} | {word} | {count} |")
     if arguments.json:
         found = {name: [[one.value, one.low, one.high] for one in cell] for name, cell in cells.items()}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,34 +1,43 @@
 """What the verdicts of `perfexp compare` are worth on synthetic records whose truth is known.
 
-    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100] [--records=1000]
+    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100] [--records=1000] [--only ab]
 
 Each side is a run of eight processes with 30 calls each. For each scenario: the share of pairs with each verdict, the
 share of ratios whose 95 % interval holds the truth, and the median half-width. For sweeps of 100 points, of which ten
 truly differ by more than the margin: the mean share of false verdicts among all FASTER and SLOWER ones. Seeds are
-fixed. At the end, the time of a comparison of two sweeps with that many records of ten points together.
+fixed. Then the same for `perfexp ab`, which measures pairs of processes until there is a verdict: the shares, and the
+median and the greatest number of processes of each side. At the end, the time of a comparison of two sweeps with that
+many records of ten points together.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.commands import sides
+from perfexp.comparison import measures
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
-from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status
+from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.statistics import blockwise, sequential
+from perfexp.statistics.estimators import Interval, Samples
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -48,6 +57,7 @@ class Scenario:
         runs: standard deviation between runs.
         history: earlier runs of each command.
         count: processes of a run.
+        level: level of each look of `perfexp ab`; None for its own.
     """
 
     ratio: float = 1.0
@@ -56,6 +66,8 @@ class Scenario:
     runs: float = 0.0
     history: int = 0
     count: int = PROCESSES
+    margin: float = MARGIN
+    level: float | None = None
 
     def factors(self, rng: np.random.Generator) -> list[float]:
         """The factors of one run's processes on the time of a call."""
@@ -74,6 +86,22 @@ SCENARIOS = {
     "identical, runs 2 %, no history": Scenario(runs=0.02),
     "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
     "identical, 1 %, three processes": Scenario(processes=0.01, count=3),
+}
+
+
+#: Pairs that `perfexp ab` measures. Without a margin every verdict on a difference is false; the last one has each look
+#: at 5 %, as if nobody had looked before.
+TOGETHER = {
+    "identical, 0.5 %": Scenario(),
+    "identical, 1 %": Scenario(processes=0.01),
+    "identical, sticky clocks 2 %": Scenario(clock=0.02),
+    "0.2 % faster, 0.5 %": Scenario(ratio=1 / 1.002),
+    "3 % faster, 0.5 %": Scenario(ratio=0.97),
+    "3 % faster, 1 %": Scenario(ratio=0.97, processes=0.01),
+    "slower by the margin, 0.5 %": Scenario(ratio=1 + MARGIN),
+    "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
+    "identical, 0.5 %, margin 0.001 %": Scenario(margin=1e-5),
+    "the same, without alpha spending": Scenario(margin=1e-5, level=0.05),
 }
 
 
@@ -109,10 +137,10 @@ def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generato
     )
 
 
-def judged(baseline: Record, other: Record) -> list[Compared]:
+def judged(baseline: Record, other: Record, margin: float = MARGIN) -> list[Compared]:
     """The pairs of two records."""
     both = [Side.of(name, name, [one]) for name, one in (("A", baseline), ("B", other))]
-    return list(compare(both, Settings(margin=MARGIN)).pairs)
+    return list(compare(both, Settings(margin=margin)).pairs)
 
 
 def pair(scenario: Scenario, seed: int) -> Compared:
@@ -125,6 +153,43 @@ def pair(scenario: Scenario, seed: int) -> Compared:
         made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
         records.append(made)
     return judged(*records)[0]
+
+
+@contextmanager
+def remembered_medians() -> Iterator[None]:
+    """While entered, the median of a process is computed once, not at each look."""
+    known: dict[tuple[float, float], Interval] = {}
+
+    def median_of(blocks: Sequence[Samples]) -> Interval:
+        place = float(blocks[0][0]), float(blocks[-1][-1])
+        if place not in known:
+            known[place] = blockwise.block_median(blocks)
+        return known[place]
+
+    with patch.object(measures, "blockwise", SimpleNamespace(**vars(blockwise) | {"block_median": median_of})):
+        yield
+
+
+def in_turn(scenario: Scenario, seed: int) -> Compared:
+    """Processes of two commands in turn until they are decided; both have the state of one time in common."""
+    rng = np.random.default_rng(seed)
+    shared = math.exp(scenario.runs * rng.standard_normal())
+    drawn = replace(scenario, runs=0.0, count=sequential.MOST)
+    sides = []
+    for name, ratio in (("one", shared), ("two", shared * scenario.ratio)):
+        made = record(name, [[ratio * factor for factor in drawn.factors(rng)]], rng)
+        earlier = [[(CALL_SECONDS * one,) * 2 for one in scenario.factors(rng)] for _ in range(scenario.history)]
+        made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
+        sides.append((made, made.points))
+    with remembered_medians():
+        for processes in range(sequential.LEAST, sequential.MOST + 1):
+            for number, (made, points) in enumerate(sides):
+                level = scenario.level or sequential.level(processes)
+                made.points, made.sweep = points[:processes], SweepMembership(uid="ab", job=number, level=level)
+            [found] = judged(sides[0][0], sides[1][0], scenario.margin)
+            if found.verdict is not Verdict.UNDECIDED:
+                break
+    return found
 
 
 def sweep(seed: int) -> tuple[float, float]:
@@ -147,21 +212,32 @@ def sweep(seed: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Shares of the pairs of a scenario by verdict, and of intervals that hold the truth."""
+    """Shares of the pairs of a scenario by verdict, and of intervals that hold the truth.
+
+    Attributes:
+        processes: median and greatest number of processes of each side.
+    """
 
     verdicts: dict[Verdict, float]
     covered: float
     half_width: float
+    processes: tuple[float, int]
 
     @classmethod
-    def of(cls, scenario: Scenario, pairs: int) -> Shares:
-        """Simulate so many pairs."""
-        found = [pair(scenario, seed) for seed in range(pairs)]
+    def of(cls, scenario: Scenario, pairs: int, made: Callable[[Scenario, int], Compared] = pair) -> Shares:
+        """Simulate so many pairs, by default of ordinary runs."""
+        found = [made(scenario, seed) for seed in range(pairs)]
         counts = Counter(one.verdict for one in found)
         held = sum((one.low or 0.0) <= scenario.ratio <= (one.high or np.inf) for one in found)
         widths = [((one.high or np.inf) - (one.low or 0.0)) / 2 / one.ratio for one in found]
         shares = {verdict: counts[verdict] / pairs for verdict in Verdict}
-        return cls(verdicts=shares, covered=held / pairs, half_width=float(np.median(widths)))
+        processes = [one.processes[0] for one in found]
+        return cls(
+            verdicts=shares,
+            covered=held / pairs,
+            half_width=float(np.median(widths)),
+            processes=(float(np.median(processes)), max(processes)),
+        )
 
     @property
     def line(self) -> str:
@@ -193,7 +269,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=100)
     parser.add_argument("--records", type=int, default=1000)
+    parser.add_argument("--only", choices=["ab"], help="Simulate `perfexp ab` alone.")
     arguments = parser.parse_args()
+    if not arguments.only:
+        _simulate_runs(arguments)
+    print("\n| ab | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median processes | most |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, scenario in TOGETHER.items():
+        shares = Shares.of(scenario, arguments.pairs, in_turn)
+        print(f"| {name} | {shares.line} | {shares.processes[0]:g} | {shares.processes[1]} |", flush=True)
+    if not arguments.only:
+        each = seconds(arguments.records) / arguments.records
+        print(f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points")
+
+
+def _simulate_runs(arguments: argparse.Namespace) -> None:
     print("| scenario | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median ± |")
     print("|---|---|---|---|---|---|---|")
     for name, scenario in SCENARIOS.items():
@@ -202,8 +292,6 @@ def main() -> None:
     false, named = np.mean([sweep(seed) for seed in range(arguments.sweeps)], axis=0)
     print(f"\n{arguments.sweeps} sweeps of {POINTS} points: {false:.1%} of the FASTER and SLOWER verdicts are false,")
     print(f"and {named:.1%} of the points that truly differ have one")
-    each = seconds(arguments.records) / arguments.records
-    print(f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points")
 
 
 if __name__ == "__main__":

@@ -188,11 +188,11 @@ class _Application:
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan, name))
-            _refuse_links(*((folder, folder.parent) if plan.output_dir is None else ()))
+            refuse_links(*((folder, folder.parent) if plan.output_dir is None else ()))
             return Assignment(plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites)
         number, axes = self._place(sweep_run)
         folder = self._free(plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes))
-        _refuse_links(folder, *((folder.parent,) if plan.stage else ()))
+        refuse_links(folder, *((folder.parent,) if plan.stage else ()))
         return Assignment(
             plan=plan,
             plain=plain,
@@ -252,7 +252,7 @@ class _Application:
             self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 
 
-def _refuse_links(*folders: Path) -> None:
+def refuse_links(*folders: Path) -> None:
     """Raise UserError for links that the user did not name: another user's folder may hold the results."""
     for folder in folders:
         if folder.is_symlink():

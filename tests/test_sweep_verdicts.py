@@ -50,6 +50,25 @@ def test_the_first_run_with_a_time_is_the_baseline():
     assert sweep_verdicts.of_sweep(*swept(None, [1.0], [0.8])).baseline == 1
 
 
+@pytest.mark.parametrize("name", ["1", "run1", "algorithm=run1"])
+def test_the_baseline_may_be_another_run(name):
+    sweep, records = swept([1.0], [0.8], [1.2])
+    for one in records:
+        one.plan["compare"] = {"baseline": name}
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert found.baseline == 1
+    texts = {job: text.split() for (job, _), text in found.ratios.items()}
+    assert {job: words[-1] for job, words in texts.items()} == {0: "SLOWER", 2: "SLOWER"}
+
+
+def test_a_baseline_that_no_run_is_called_is_named():
+    sweep, records = swept([1.0], [0.8])
+    records[0].plan["compare"] = {"baseline": "gemm"}
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert (found.baseline, found.ratios) == (None, {})
+    assert found.fastest == ["compare.baseline=gemm: no timed run has this name"]
+
+
 @pytest.mark.parametrize("runs", [(), (None,), ([1.0],), ([1.0], None)])
 def test_a_single_run_is_compared_with_nothing(runs):
     assert sweep_verdicts.of_sweep(*swept(*runs)) == sweep_verdicts.SweepVerdicts()

@@ -58,6 +58,9 @@ def _is_repeated(argument: str) -> bool:
 def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
+        if sweep.command[:1] == ["ab"]:
+            again = shlex.join(["perfexp", *sweep.command])
+            raise UserError(f"resume={folder}: repeat its command to continue it, with output_dir={folder}: {again}")
         return sweep.command, True, sweep.uid
     plan = RunPaths(folder).plan
     if not plan.exists():

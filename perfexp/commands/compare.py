@@ -26,7 +26,8 @@ def compare(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="A B…", help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline."
+            metavar="A B…",
+            help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline. One sweep: its runs.",
         ),
     ],
     margin: sides.Margin = "1%",
@@ -58,7 +59,7 @@ def compare(
     if as_json:
         echo(compared.to_json().decode().rstrip())
     else:
-        _print(compared)
+        show(compared)
         for file in targets.values():
             echo(f"wrote {file}")
     if log:
@@ -103,7 +104,8 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         raise UserError(f"{folder} can't be written: {error.strerror}. Choose another with --output DIR.") from error
 
 
-def _print(compared: Comparison, console: Console | None = None) -> None:
+def show(compared: Comparison, console: Console | None = None) -> None:
+    """Print a comparison."""
     console = console or Console()
     for line in comparison_table.header(compared):
         console.note(line)

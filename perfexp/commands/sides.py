@@ -80,8 +80,10 @@ def words(texts: Iterable[str]) -> list[str]:
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
-    """Load each side; the same one twice is refused before anything is read."""
+    """Load each side, or the runs of a single sweep; the same one twice is refused before anything is read."""
     names = string.ascii_uppercase
+    if len(places) == 1 and is_sweep(Path(places[0])):
+        places = [str(place) for place in _runs(Path(places[0]))]
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
     if len(places) > len(names):
@@ -102,7 +104,7 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     if place.startswith(MLFLOW):
         return _stored(place.removeprefix(MLFLOW), uri), []
     folder = Path(place)
-    if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
+    if is_sweep(folder):
         return _of_sweep(folder)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
@@ -126,14 +128,25 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
     )
 
 
-def _of_sweep(folder: Path) -> tuple[list[Record], list[str]]:
-    children = [(child, place) for child, place in folders.run_folders(Sweep.load(folder), folder)]
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (folder / SWEEP).is_file() and not (folder / RECORD).is_file()
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folders of a sweep's runs that have a record."""
+    children = sorted(folders.run_folders(Sweep.load(folder), folder), key=lambda one: one[0].job)
     runs = [place for _, place in children if not place.is_symlink() and (place / RECORD).exists()]
     if not runs:
         raise UserError(f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}.")
+    return runs
+
+
+def _of_sweep(folder: Path) -> tuple[list[Record], list[str]]:
+    runs = _runs(folder)
     missing = [
         f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"
-        for child, place in children
+        for child, place in folders.run_folders(Sweep.load(folder), folder)
         if place not in runs
     ]
     return [Record.load(place) for place in runs], missing

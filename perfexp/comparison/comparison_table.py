@@ -11,6 +11,9 @@ import msgspec
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
+from perfexp.records.point_times import GRAPH
+from perfexp.statistics import sequential
+from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
@@ -41,6 +44,8 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
+#: Times whose difference layers explain; the last one that a point has counts.
+_EXPLAINED = ("latency", GRAPH, "device")
 #: Kernels of a layer that are named.
 _MOST_KERNELS = 3
 _WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command, for others too"
@@ -57,17 +62,32 @@ def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
-    runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
+    levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
+    runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}, 95 % intervals{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}, {_intervals(min(levels, default=ALPHA))}{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
+
+
+def _intervals(level: float) -> str:
+    """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
+    if not level:
+        return f"no intervals before {sequential.LEAST} processes of each side"
+    looks = "" if level == ALPHA else f" at this look at processes in turn, {bare(1 - ALPHA)} at all looks together"
+    return f"{confidence(level)} intervals{looks}"
+
+
+def confidence(level: float) -> str:
+    """Confidence of the intervals at a level: `95 %`."""
+    return f"{units.digits(100 * (1 - level)).removesuffix('.0')} %"
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
     """The ratios of one side to the baseline, the largest regressions of each measure first."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     further = [str(pair.further_processes or "") for pair in pairs]
-    notes = [*_undecided(pairs), *_clock_note(pairs), *_means(comparison, side)]
+    undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
+    notes = [*undecided, *_clock_note(pairs), *_means(comparison, side)]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
@@ -103,6 +123,18 @@ def _undecided(pairs: Sequence[Compared]) -> list[str]:
             "measure it again with replicate=3, or after perfexp selfcheck"
         )
     return notes
+
+
+def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
+    """What would decide the pairs of two runs whose processes took turns."""
+    if all(pair.verdict is not Verdict.UNDECIDED for pair in pairs):
+        return []
+    if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
+        return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
+    return [
+        "UNDECIDED: repeat perfexp ab with output_dir=DIR to continue, longer (--max-seconds) or until another measure "
+        "is decided (--metric)"
+    ]
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
@@ -182,8 +214,27 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
             Column("share", (percent(line.share) for line in lines)),
             *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
-        ]
+        ],
+        explained(comparison, side),
     )
+
+
+def explained(comparison: Comparison, side: SideFacts) -> list[str]:
+    """What share of the differences between times all layers explain together."""
+    sums: dict[str, float] = {}
+    for line in comparison.layers:
+        if line.side == side.name:
+            sums[line.point] = sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
+    shares = {}
+    for measure in _EXPLAINED:
+        for pair in comparison.pairs:
+            is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
+            if (pair.side, pair.measure) == (side.name, measure) and pair.point in sums and is_decided:
+                shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
+    return [
+        f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
+        for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
+    ]
 
 
 def kernels_of(line: LayerDifference) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from perfexp.comparison.comparability import Difference
 from perfexp.records.record import Key, Status
+from perfexp.statistics.distributions import ALPHA
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -34,7 +35,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
         ratio: other over baseline.
-        low: lower end of the ratio's 95 % interval, up to `high`; None without one.
+        low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
         p: p-value of a difference beyond the margin; 1 without an interval.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
@@ -66,13 +67,18 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One side: its name, the user's argument, its runs, those without a record, and differences from the baseline."""
+    """One side: its name, the user's argument, its runs, those without a record, and differences from the baseline.
+
+    Attributes:
+        level: level of a single verdict, 1 minus the confidence of intervals; below 5 % if `perfexp ab` measured both.
+    """
 
     name: str
     source: str
     runs: tuple[str, ...]
     missing: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
+    level: float = ALPHA
 
 
 class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfexp import __version__
 from perfexp.comparison import comparability, layer_differences, pairing
@@ -57,11 +57,19 @@ class _Draft:
     figures: tuple[Repeats, Repeats]
     ratio: LogRatio
     confounders: tuple[Difference, ...]
+    level: float
 
     @property
     def is_comparable(self) -> bool:
         """Whether no confounder prevents the comparison."""
         return all(difference.allowed for difference in self.confounders)
+
+    def p_values(self, margin: float) -> tuple[float, float]:
+        """P-values of a difference beyond and within a margin, in units in which 5 % is the level of the verdict."""
+        if not self.level:
+            return 1.0, 1.0
+        beyond, within = self.ratio.p_beyond(margin), self.ratio.p_within(margin)
+        return min(1.0, ALPHA / self.level * beyond), min(1.0, ALPHA / self.level * within)
 
 
 def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
@@ -70,7 +78,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     A verdict needs both: the ratio's interval lies wholly beyond the margin (BETTER, WORSE) or within it (SAME), and
     it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure, of all sides. The
     procedure is applied twice, for differences and for SAME. An exact measure has no interval: its figures themselves
-    decide.
+    decide. Runs that took turns until a comparison had decided have the level of that look (`statistics.sequential`).
 
     Raises:
         UserError: two sides contain the same run, or nothing of two sides can be paired.
@@ -96,7 +104,10 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         fdr=settings.fdr,
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
-        sides=(_facts(baseline), *(_facts(other, between.of_all(matching)) for other, matching in matched)),
+        sides=(
+            _facts(baseline),
+            *(_facts(other, between.of_all(matching), matching.level) for other, matching in matched),
+        ),
         pairs=tuple(sorted(pairs, key=_regressions_first)),
         means=tuple(_means(drafts)),
         alone=(*alone, *_measures_alone(baseline, matched, figures, names)),
@@ -112,17 +123,23 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
 def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, figures: _Figures) -> Iterator[_Draft]:
     """The ratios of all pairs by the measures that both points have."""
     for other, matching in matched:
+        level = matching.level
         for pair in matching.pairs:
             differences = between.of(pair)
             of_baseline, of_other = map(figures.of, pair)
             for measure in (name for name in MEASURES if name in of_baseline and name in of_other):
+                both = of_baseline[measure], of_other[measure]
+                if level is not None:  # what differs between runs at other times, both of them have in common
+                    both = replace(both[0], earlier=(), identities=()), replace(both[1], earlier=(), identities=())
+                ratio = ratios.log_ratio(both[1], both[0])
                 yield _Draft(
                     side=other.name,
                     measure=measure,
                     points=pair,
-                    figures=(of_baseline[measure], of_other[measure]),
-                    ratio=ratios.log_ratio(of_other[measure], of_baseline[measure]),
+                    figures=both,
+                    ratio=ratio if level != 0 else LogRatio(value=ratio.value),
                     confounders=tuple(one for one in differences if one.affects(measure)),
+                    level=ALPHA if level is None else level,
                 )
 
 
@@ -189,14 +206,14 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
             verdicts[number] = _exact_verdict(draft, settings.margin)
     for measure in (name for name in MEASURES if not MEASURES[name].is_exact):
         numbers = [number for number, draft in enumerate(drafts) if draft.measure == measure and draft.is_comparable]
-        logs = [drafts[number].ratio for number in numbers]
-        beyond = ratios.benjamini_hochberg([log.p_beyond(settings.margin) for log in logs], settings.fdr)
-        within = ratios.benjamini_hochberg([log.p_within(settings.margin) for log in logs], settings.fdr)
-        for number, log, differs, agrees in zip(numbers, logs, beyond, within, strict=True):
-            if differs and log.p_beyond(settings.margin) <= ALPHA:
-                is_better = (log.value < 0) is MEASURES[measure].is_better_if_lower
+        p_values = [drafts[number].p_values(settings.margin) for number in numbers]
+        beyond = ratios.benjamini_hochberg([p for p, _ in p_values], settings.fdr)
+        within = ratios.benjamini_hochberg([p for _, p in p_values], settings.fdr)
+        for number, (p_beyond, p_within), differs, agrees in zip(numbers, p_values, beyond, within, strict=True):
+            if differs and p_beyond <= ALPHA:
+                is_better = (drafts[number].ratio.value < 0) is MEASURES[measure].is_better_if_lower
                 verdicts[number] = Verdict.BETTER if is_better else Verdict.WORSE
-            elif agrees and log.p_within(settings.margin) <= ALPHA:
+            elif agrees and p_within <= ALPHA:
                 verdicts[number] = Verdict.SAME
     return verdicts
 
@@ -229,11 +246,11 @@ def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str |
 
 
 def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequence[str], settings: Settings) -> Compared:
-    measure, interval, point = MEASURES[draft.measure], draft.ratio.interval, draft.points[0]
+    measure, interval, point = MEASURES[draft.measure], draft.ratio.interval_at(draft.level), draft.points[0]
     baseline, other = draft.figures
-    further = None
+    further = None  # further processes measure times and memory only
     is_repeated = measure.metric is None or max(len(one.values) for one in draft.figures) > 1
-    if verdict is Verdict.UNDECIDED and is_repeated:  # further processes measure times and memory only
+    if verdict is Verdict.UNDECIDED and is_repeated and draft.level == ALPHA:
         further = ratios.further_processes(other, baseline, draft.ratio, settings.margin)
     return Compared(
         side=draft.side,
@@ -289,10 +306,15 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     return pairing.label(every[0], same)
 
 
-def _facts(side: Side, differences: tuple[Difference, ...] = ()) -> SideFacts:
+def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | None = None) -> SideFacts:
     runs = dict.fromkeys(one.record.name for one in side.measurements)
     return SideFacts(
-        name=side.name, source=side.source, runs=tuple(runs), missing=side.missing, differences=differences
+        name=side.name,
+        source=side.source,
+        runs=tuple(runs),
+        missing=side.missing,
+        differences=differences,
+        level=ALPHA if level is None else level,
     )
 
 

@@ -79,6 +79,15 @@ class Matching:
     pairs: tuple[tuple[Measurement, Measurement], ...]
     alone: tuple[tuple[str, Measurement, Status | None], ...]
 
+    @property
+    def level(self) -> float | None:
+        """Level of verdicts on runs whose processes took turns until a verdict was reached; None if any did not."""
+        sweeps = [[one.record.sweep for one in pair] for pair in self.pairs]
+        if not all(one and other and one.uid == other.uid for one, other in sweeps):
+            return None
+        levels = [sweep.level for pair in sweeps for sweep in pair if sweep]
+        return None if None in levels else min(level for level in levels if level is not None)
+
 
 def match(baseline: Side, other: Side) -> Matching:
     """Match the points of two sides.

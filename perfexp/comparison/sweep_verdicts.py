@@ -12,6 +12,7 @@ from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
+from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
@@ -20,7 +21,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 
 #: Measures of which the first that a run shares with the baseline decides.
-_DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
+DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 
 
 @dataclass
@@ -31,7 +32,7 @@ class SweepVerdicts:
         baseline: number of the run that the others are compared with; None if no two runs have a point in common.
         ratios: ratio to the baseline with its verdict, or the number of each verdict over several points, by run's
             number and phase.
-        fastest: a line for each run that is the fastest at some of several points.
+        fastest: a line for each run that is the fastest at some of several points, or why there is no comparison.
     """
 
     baseline: int | None = None
@@ -40,16 +41,19 @@ class SweepVerdicts:
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
-    """Compare all runs of a sweep with the first one that was measured."""
+    """Compare all runs of a sweep with `compare.baseline`, or with the first one that was measured."""
     sides = _sides(sweep, records)
-    others = [other for other in sides[1:] if _have_a_pair(sides[0], other)]
+    wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
+    first = next((side for side in sides if wanted is None or wanted in _names(sweep, side)), None)
+    if first is None:
+        return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if sides else [])
+    others = [other for other in sides if other is not first and _have_a_pair(first, other)]
     if not others:
         return SweepVerdicts()
-    first = sides[0]
-    found = judging.compare([first, *others], Settings(measures=_DECISIVE))
+    found = judging.compare([first, *others], Settings(measures=DECISIVE))
     names = {other.name: int(other.name) for other in others}
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    for pair in _decisive(found.pairs):
+    for pair in decisive(found.pairs):
         by_run.setdefault((names[pair.side], pair.key.phase), []).append(pair)
     ratios = {place: _text(pairs) for place, pairs in by_run.items()}
     return SweepVerdicts(int(first.name), ratios, _fastest(int(first.name), by_run))
@@ -64,6 +68,12 @@ def _sides(sweep: Sweep, records: Sequence[Record]) -> list[Side]:
     return sides
 
 
+def _names(sweep: Sweep, side: Side) -> list[str]:
+    """By what `compare.baseline` may name a run: its number, a value of its axes, or an axis with its value."""
+    axes = next(child.axes for child in sweep.children if str(child.job) == side.name)
+    return [side.name, *axes.values(), *(f"{axis}={value}" for axis, value in axes.items())]
+
+
 def _have_a_pair(first: Side, other: Side) -> bool:
     try:
         return bool(pairing.match(first, other).pairs)
@@ -71,10 +81,10 @@ def _have_a_pair(first: Side, other: Side) -> bool:
         return False
 
 
-def _decisive(pairs: Sequence[Compared]) -> list[Compared]:
+def decisive(pairs: Sequence[Compared]) -> list[Compared]:
     """For each run and point the pair of the measure that decides."""
     chosen: dict[tuple[str, object], Compared] = {}
-    for pair in sorted(pairs, key=lambda pair: _DECISIVE.index(pair.measure)):
+    for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
         chosen.setdefault((pair.side, pair.key), pair)
     return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
 

@@ -17,7 +17,14 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import run_history, supervisor
-from perfexp.orchestration.preparation import Assignment, is_of_perfexp, prepare, profiler_settings, profiles_again
+from perfexp.orchestration.preparation import (
+    Assignment,
+    is_of_perfexp,
+    prepare,
+    profiler_settings,
+    profiles_again,
+    with_processes,
+)
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
@@ -62,7 +69,7 @@ class Run:
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
-        plan, paths = self.assignment.plan, self._paths
+        paths = self._paths
         sweep = self.assignment.sweep.uid if self.assignment.sweep else None
         paths.create(sweep=sweep)
         with ExitStack() as stack:
@@ -76,21 +83,7 @@ class Run:
                 paths.move_results(sweep)
             paths.remove_leftovers()
             recover(paths)
-            again = profiles_again(paths, profiler_settings(plan.profiler), plan.profile_keys())
-            self._job = supervisor.Job(
-                paths=paths,
-                plan_sha256=prepare(paths, plan, self.assignment.plain, again),
-                timed=plan.timed_keys(),
-                first_predictions=plan.first_prediction_keys(),
-                layers=plan.layer_keys(),
-                profiles=plan.profile_keys(),
-                again=again,
-                profiler=config.build(plan.profiler),
-                settings=profiler_settings(plan.profiler),
-                command=self.assignment.plain["command"],
-                timeout_seconds=plan.timeout_seconds,
-            )
-            _add_earlier_results(self._job)
+            self._job = _prepared(paths, self.assignment)
             if not _left(self._job):
                 self._console.note(f"Nothing is left to measure in {paths.root}: this is what was measured.")
             self._stack = stack.pop_all()
@@ -145,14 +138,25 @@ class Run:
                 self._is_refused = _is_refusal(error)
                 raise
 
+    def extend(self, processes: int) -> None:
+        """Have the run measured by more processes than so far."""
+        assignment = self.assignment
+        assignment.plain = with_processes(assignment.plain, processes)
+        assignment.plan = config.typed(assignment.plain)
+        self._job = _prepared(self._paths, assignment)
+
     @property
     def has_results(self) -> bool:
         """Whether any point has a result."""
         return bool(read_points(self._paths.points))
 
+    def assembled(self) -> Record:
+        """The record of what has been measured so far, on disk only after `save`."""
+        return assemble(self.assignment, self._job)
+
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
-        record = assemble(self.assignment, self._job)
+        record = self.assembled()
         record.earlier = run_history.exchange(record)
         record.selfcheck = selfcheck_summary.recall(record)
         try:
@@ -161,12 +165,13 @@ class Run:
             raise disk_error(error) from error
         return record
 
-    def publish(self, record: Record) -> Record:
-        """Write tables and plots of a saved record, send it, and show it."""
+    def publish(self, record: Record, console: Console | None = None) -> Record:
+        """Write tables and plots of a saved record, send it, and show it, by default on the console of the run."""
+        console = console or self._console
         with interrupts.held():  # a library that is interrupted during its import stays broken
-            _write_files(record, self._paths, self._console)
-        link = _send(record, self.assignment, self._paths, self._console)
-        self._console.show(record, self._paths.root, tracking=link)
+            _write_files(record, self._paths, console)
+        link = _send(record, self.assignment, self._paths, console)
+        console.show(record, self._paths.root, tracking=link)
         return record
 
 
@@ -189,6 +194,27 @@ def run(assignment: Assignment, console: Console) -> Record:
                 running.publish(record)
             raise
         return running.publish(record or running.save())
+
+
+def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
+    """Write the plan of a run, and return what is to be measured."""
+    plan, settings = assignment.plan, profiler_settings(assignment.plan.profiler)
+    again = profiles_again(paths, settings, plan.profile_keys())
+    job = supervisor.Job(
+        paths=paths,
+        plan_sha256=prepare(paths, plan, assignment.plain, again),
+        timed=plan.timed_keys(),
+        first_predictions=plan.first_prediction_keys(),
+        layers=plan.layer_keys(),
+        profiles=plan.profile_keys(),
+        again=again,
+        profiler=config.build(plan.profiler),
+        settings=settings,
+        command=assignment.plain["command"],
+        timeout_seconds=plan.timeout_seconds,
+    )
+    _add_earlier_results(job)
+    return job
 
 
 def _is_refusal(error: BaseException | None) -> bool:

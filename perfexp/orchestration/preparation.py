@@ -57,6 +57,8 @@ class Assignment:
         return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)
 
 
+#: Key of the number of processes.
+_PROCESSES = "replicate"
 #: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
@@ -69,7 +71,7 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     """
     refuse_other_plan(paths, plain)
     if paths.record.exists():
-        _recover_points(paths, plan_file.plan_hash(plain))
+        _recover_points(paths, plan_file.plan_hash(_with_fewer_processes(paths, plain)))
     finished = read_points(paths.points)
     forgotten = {point.key for point in finished if point.status not in _FINAL and point.key not in again}
     if paths.plan.exists() and forgotten:
@@ -149,11 +151,24 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
     return False
 
 
+def with_processes(plain: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """Return a plan, and its command, with another number of processes."""
+    others = [text for text in plain["command"] if text.lstrip("+").partition("=")[0] != _PROCESSES]
+    return {**plain, _PROCESSES: processes, "command": [*others, f"{_PROCESSES}={processes}"]}
+
+
+def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A plan with the number of processes of the folder's plan, if that is lower: more of them continue a run."""
+    before = plan_file.read(paths.plan).get(_PROCESSES) if paths.plan.exists() else None
+    is_lower = type(before) is int and 0 < before < (plain.get(_PROCESSES) or 0)
+    return {**plain, _PROCESSES: before} if is_lower else plain
+
+
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     """Raise UserError if a folder has another plan, or one of another format, as data: nothing of either is built."""
     if not paths.plan.exists():
         return
-    if changed := plan_file.differences(plan_file.read_to_resume(paths.plan), plain):
+    if changed := plan_file.differences(plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)):
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"

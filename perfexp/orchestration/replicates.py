@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from perfexp.errors import PerfexpError
@@ -15,12 +15,25 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
 Ended = Callable[[Assignment, Record | PerfexpError], None]
+#: Chooses which replicate of which run is next; a run that fails is no longer among the runs.
+Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int]]]
 
 
-def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -> None:
+def measure(
+    assignments: Sequence[Assignment],
+    console: Console,
+    ended: Ended,
+    *,
+    turns: Turns | None = None,
+    results: Console | None = None,
+) -> None:
     """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
     `ended` is called with each run that has ended. Finished points are recorded before a KeyboardInterrupt is raised.
+
+    Args:
+        turns: another order, which decides itself when it ends.
+        results: console for the results of the runs, by default the same as for their progress.
     """
     with ExitStack() as stack:
         runs: list[Run] = []
@@ -33,11 +46,11 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                     ended(assignment, error)
             with interrupts.held():  # a second interrupt comes after all records are on disk
                 try:
-                    whole = Whole(sum(run.assignment.plan.processes for run in runs), noun="process")
-                    for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
-                        for run in order(runs, replicate):
-                            run.assignment.whole, run.assignment.number = whole, whole.number + 1
-                            _measure(run, replicate, runs, ended)
+                    in_all = sum(run.assignment.plan.processes for run in runs)
+                    whole = Whole(None if turns else in_all, noun="process")
+                    for run, replicate in (turns or rounds)(runs):
+                        run.assignment.whole, run.assignment.number = whole, whole.number + 1
+                        _measure(run, replicate, runs, ended)
                 finally:
                     for run in runs:
                         if run.has_results:
@@ -46,7 +59,14 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                                 ended(run.assignment, record)
         finally:
             for run, record in saved:
-                run.publish(record)
+                run.publish(record, results)
+
+
+def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
+    """One replicate of every run in each round, in a shuffled order."""
+    for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
+        for run in order(runs, replicate):
+            yield run, replicate
 
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:

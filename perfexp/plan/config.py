@@ -75,6 +75,17 @@ class Export:
 
 
 @dataclass(kw_only=True)
+class Compare:
+    """How the runs of a sweep are compared.
+
+    Attributes:
+        baseline: number of the run that the others are compared with, or a value of its axes; None for the first one.
+    """
+
+    baseline: str | None = None
+
+
+@dataclass(kw_only=True)
 class PlanSchema:
     """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
 
@@ -97,6 +108,7 @@ class PlanSchema:
     probe: dict[str, Any] = field(default_factory=dict)
     probes: Probes = field(default_factory=Probes)
     export: Export = field(default_factory=Export)
+    compare: Compare = field(default_factory=Compare)
     input_size: Any = 224
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])

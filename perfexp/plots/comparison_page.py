@@ -68,13 +68,14 @@ def _drawn(parts: Sequence[Any]) -> Iterator[str]:
 def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
     for measure in MEASURES:
         if pairs := [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]:
-            yield _forest(comparison, pairs)
+            yield _forest(comparison, side, pairs)
     points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
     for point in list(points)[:_MOST_POINTS]:
         yield _layers([line for line in comparison.layers if (line.side, line.point) == (side.name, point)])
+    yield from (f"<p>{_text(line)}</p>" for line in comparison_table.explained(comparison, side))
 
 
-def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
+def _forest(comparison: Comparison, side: SideFacts, pairs: Sequence[Compared]) -> Any:
     """Ratios with their intervals, the largest regression on top, and the band of the margin."""
     figure, margin = go.Figure(), 1 + comparison.margin
     figure.add_vrect(x0=1 / margin, x1=margin, fillcolor="#0072B2", opacity=0.12, line_width=0)
@@ -98,7 +99,8 @@ def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
             )
     direction = "lower" if MEASURES[pairs[0].measure].is_better_if_lower else "higher"
     title = f"{pairs[0].measure}, {pairs[0].side}/{comparison.sides[0].name}: {direction} is better"
-    _lay_out(figure, title, "ratio with its 95 % interval; the band is the margin", [pair.point for pair in pairs])
+    about = f"ratio with its {comparison_table.confidence(side.level)} interval; the band is the margin"
+    _lay_out(figure, title, about, [pair.point for pair in pairs])
     ends = [end for pair in pairs for end in (pair.ratio, pair.low, pair.high) if end]
     low, high = math.log10(min(margin**-2, *ends)), math.log10(max(margin**2, *ends))
     room = 0.03 * (high - low)

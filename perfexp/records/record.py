@@ -273,6 +273,8 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         jobs: number of runs of the sweep; None if unknown.
         axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
         directory: folder of the sweep, relative to the folder of the run.
+        level: level of verdicts on the runs of the sweep, whose processes took turns until `perfexp ab` had decided;
+            None for an ordinary sweep.
     """
 
     uid: str
@@ -280,6 +282,7 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     jobs: int | None = None
     axes: dict[str, str] = {}
     directory: str = ".."
+    level: float | None = None
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -75,10 +75,16 @@ class LogRatio:
     @property
     def interval(self) -> Interval:
         """The ratio with its 95 % interval."""
+        return self.interval_at(ALPHA)
+
+    def interval_at(self, level: float) -> Interval:
+        """The ratio with the interval that misses it with this probability."""
         ratio = math.exp(self.value)
         if self.error is None:
             return Interval(value=ratio, low=None, high=None)
-        factor = math.exp(student95(self.degrees) * self.error)
+        from scipy import special
+
+        factor = math.exp(float(special.stdtrit(self.degrees, 1 - level / 2)) * self.error)
         return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def p_beyond(self, margin: float) -> float:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
-from perfexp.commands.compare import _print
+from perfexp.commands.compare import show
 from perfexp.comparison import comparability, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
@@ -305,10 +305,12 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     lines = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
     assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
     text = (out / "comparison.md").read_text()
+    assert "all layers together explain 100 % of the difference of device" in text
     assert "winograd\\_nonfused" in text
     assert "| layer1.conv2 | forward | 32 |" in text
     assert text.count("| layer | pass | point |") == text.count("| layer |") == 2
     page = (out / "comparison.html").read_text()
+    assert "<p>all layers together explain 100 % of the difference of device</p>" in page
     assert page.count("Plotly.newPlot") == 4 + 1 + 4  # ratios, layers, curves
     assert 'src="http' not in page
     assert commands.run(["compare", *paths, "--output", str(out)]) == 2
@@ -342,7 +344,7 @@ def test_the_table_fits_the_terminal(width, saved, capsys):
     assert commands.run(["compare", *paths, "--json"]) == 0
     found = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
     out = io.StringIO()
-    _print(found, Console(out=out, err=out, width=width))
+    show(found, Console(out=out, err=out, width=width))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "▲ FASTER" in text
@@ -367,7 +369,7 @@ def test_verdicts_have_colors_beside_their_symbols(saved, capsys):
             patch.setenv("TERM", "xterm-256color")
             patch.setenv("NO_COLOR", no_color)
             out = Terminal()
-            _print(found, Console(out=out, err=out, width=100))
+            show(found, Console(out=out, err=out, width=100))
             texts.append(out.getvalue())
     assert "\x1b[32m▲ FASTER" in texts[0]
     assert "\x1b[32m" not in texts[1]

@@ -190,7 +190,7 @@ def a_repository_that_runs_programs(place):
 _OF_RUN = {
     "run.log": ("status", "clean"),
     "points.jsonl": ("status",),
-    "record.json": ("show", "status", "export", "log", "clean"),
+    "record.json": ("show", "status", "export", "compare", "log", "clean"),
     "plan.yaml": ("show", "status", "clean"),
     "expected.json": ("status",),
     "environment.json": (),
@@ -198,12 +198,12 @@ _OF_RUN = {
     "report.md": ("log",),
 }
 _OF_SWEEP = {
-    "sweep.json": ("show", "status", "export", "log", "clean"),
+    "sweep.json": ("show", "status", "export", "compare", "log", "clean"),
     "sweep.csv": ("log",),
     "multirun.yaml": ("status",),
     "sweep.lock": ("clean",),
     "manifest.json": ("clean",),
-    "0_1": ("show", "status", "export", "log"),
+    "0_1": ("show", "status", "export", "compare", "log"),
 }
 
 

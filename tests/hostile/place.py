@@ -33,6 +33,7 @@ def commands(folder, out):
         ["show", str(folder)],
         ["status", str(folder)],
         ["export", str(folder), "--samples", "--layers", "--force", "--out", str(out / "table")],
+        ["compare", str(folder.parent / "run"), str(folder.parent / "sweep")],
         ["log", str(folder)],
         ["clean", str(folder), "--yes"],
         [f"resume={folder}"],

@@ -1,0 +1,173 @@
+"""perfexp ab: measure two variants in turn, in fresh processes, until a verdict is reached."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfexp.cli.composition import compose
+from perfexp.cli.flags import CONFIG_DIR
+from perfexp.cli.overrides import without_credentials
+from perfexp.commands import sides
+from perfexp.commands.app import ConfigDir, app
+from perfexp.commands.benchmark import given_keys
+from perfexp.commands.compare import show
+from perfexp.comparison import judging
+from perfexp.comparison.judging import Settings
+from perfexp.diagnosis.environment import fact_at
+from perfexp.errors import UserError
+from perfexp.host import interrupts
+from perfexp.main import refuse_links
+from perfexp.orchestration.ab_run import AbRun
+from perfexp.orchestration.preparation import Assignment, with_processes
+from perfexp.orchestration.sweep_run import SweepRun, key_of
+from perfexp.plan import config, naming, plan_file
+from perfexp.records.paths import RunPaths
+from perfexp.reports.console import Console
+from perfexp.statistics import sequential
+
+_SET_BY = {"replicate": "the command: it measures until a verdict"}
+#: Keys that both variants share, so that COMMON sets them.
+_COMMON = dict.fromkeys(("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants")
+#: Defaults, which overrides replace: cold starts would double the number of processes.
+_DEFAULTS = {"ttfp": "false"}
+#: Exit codes if a tracker did not accept a record, and after an interrupt.
+_NOT_SENT, _INTERRUPTED = 3, 130
+
+
+@app.command()
+def ab(
+    a: Annotated[str, typer.Argument(metavar="'A'", help="Overrides of the baseline in one word, such as ''.")],
+    b: Annotated[str, typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'.")],
+    common: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR.")
+    ] = None,
+    max_seconds: Annotated[float, typer.Option(min=0, help="Begin no process that would probably end later.")] = 600.0,
+    margin: sides.Margin = "1%",
+    fdr: sides.Fdr = "5%",
+    metric: sides.Metrics = None,
+    allow: sides.Allow = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Measure two variants in fresh processes, A B B A …, until it is decided which one is faster, or that none is.
+
+    After each pair of processes, from the third on, the runs are compared as `perfexp compare DIR` does. The levels
+    of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
+    the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues.
+    """
+    settings = sides.settings(margin, fdr, metric, allow)
+    given_keys(common or (), _SET_BY)
+    overrides = without_credentials([*([f"{CONFIG_DIR[0]}={config_dir}"] if config_dir else []), *(common or ())])
+    variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
+    plains = [compose(_arguments(overrides, own)) for own in variants]
+    _refuse_other_points(plains)
+    root = Path(plains[0]["output_dir"] or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-ab")
+    command = ["ab", *map(shlex.join, variants), *(text for text in overrides if key_of(text) != "output_dir")]
+    console = Console(quiet=plains[0]["quiet"])
+    axes = dict.fromkeys(key_of(text) for own in variants for text in own)
+    sweep_run = SweepRun(folder=root, command=command, axes=list(axes), jobs=len(plains), console=console)
+    named = zip("AB", variants, strict=False)
+    console.show_lines("two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named])
+    decisive = settings if metric else replace(settings, measures=())
+    with interrupts.handled():
+        try:
+            sweep_run.begin()
+            run = AbRun(sweep_run, console, decisive, max_seconds)
+            code = _measure(run, sweep_run, _assignments(plains, variants, sweep_run))
+            code = _show(root, settings, console, code)
+        except KeyboardInterrupt:
+            again = shlex.join(["perfexp", *command, f"output_dir={root}"])
+            console.error(f"Interrupted. Finished points are on disk; to continue: {again}")
+            code = _INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment]) -> int:
+    try:
+        for assignment in assignments:
+            sweep_run.accept(assignment)
+        run.measure(assignments)
+    finally:
+        is_complete = sweep_run.close()
+    is_sent = is_complete and all(assignment.is_sent for assignment in assignments)
+    return max(run.exit_codes, default=0) or (0 if is_sent else _NOT_SENT)
+
+
+def _show(root: Path, settings: Settings, console: Console, code: int) -> int:
+    """Print the comparison, and return an exit code: that of runs that failed, if they cannot be compared."""
+    try:
+        show(judging.compare(sides.load([str(root)], None), settings), console)
+    except UserError as error:
+        if not code:
+            raise
+        console.error(str(error))
+    return code
+
+
+def _split(name: str, text: str) -> list[str]:
+    """The overrides of one variant; raises UserError if they are not overrides, or belong to both variants."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{name} {text!r}: {error}; give overrides in one word, such as 'algorithm=fft'.") from error
+    given_keys(words, {**_SET_BY, **_COMMON})
+    return words
+
+
+def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
+    """The command line of one variant, whose overrides replace those of both."""
+    keys = {key_of(text) for text in own}
+    both = [text for text in overrides if key_of(text) not in keys]
+    keys |= {key_of(text) for text in both}
+    return [*(f"{key}={value}" for key, value in _DEFAULTS.items() if key not in keys), *both, *own]
+
+
+def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
+    """Raise UserError unless both variants measure the same points, which may differ in precision."""
+    points = [
+        {(key.phase, key.input_size, key.batch_size) for key in config.typed(plain).timed_keys()} for plain in plains
+    ]
+    if points[0] != points[1]:
+        raise UserError("A and B measure different points: give both the same mode, input_size and batch_size.")
+
+
+def _assignments(
+    plains: Sequence[dict[str, Any]], variants: Sequence[Sequence[str]], sweep_run: SweepRun
+) -> list[Assignment]:
+    """The runs, by as many processes as the folder's runs have already, at least by one."""
+    every = []
+    for number, (plain, own) in enumerate(zip(plains, variants, strict=True)):
+        typed = {key_of(text): text.partition("=")[2] for text in own}
+        axes = {key: typed.get(key, _value(plain, key)) for key in sweep_run.axes}
+        folder = naming.child_folder(None, sweep_run.paths.root, number, axes)
+        refuse_links(folder)
+        every.append((plain, axes, folder))
+    processes = max(1, *(_processes(folder) for _, _, folder in every))
+    assignments = []
+    for number, (plain, axes, folder) in enumerate(every):
+        plan = config.typed(plain := with_processes(plain, processes))
+        membership = sweep_run.membership(number, axes, folder)
+        membership.level = sequential.level(0)
+        parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
+        name = naming.run_name(parts, axes)
+        assignments.append(Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=membership))
+    return assignments
+
+
+def _value(plain: dict[str, Any], key: str) -> str:
+    """The value of an override that only the other variant has."""
+    value = plain["choices"].get(key) or fact_at(plain, key)
+    return "default" if isinstance(value, Mapping) or value is None else str(value)
+
+
+def _processes(folder: Path) -> int:
+    """Number of processes of the plan in a folder, 0 without one."""
+    plan = RunPaths(folder).plan
+    processes = plan_file.read(plan).get("replicate") if plan.exists() else None
+    return min(processes, sequential.MOST) if type(processes) is int else 0

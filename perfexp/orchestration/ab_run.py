@@ -1,0 +1,109 @@
+"""A/B run: processes of two plans in turn, A B B A …, until their comparison has a verdict or the time is over."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+
+from perfexp.comparison import comparison_table, judging, sweep_verdicts
+from perfexp.comparison.document import Compared, Verdict
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.pairing import Side
+from perfexp.errors import PerfexpError
+from perfexp.orchestration import replicates
+from perfexp.orchestration.job import Run, exit_code
+from perfexp.orchestration.preparation import Assignment
+from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.records import units
+from perfexp.records.record import Record, Status
+from perfexp.reports.console import Console
+from perfexp.statistics import sequential
+
+
+class AbRun:
+    """Two assignments of a sweep, measured in turn.
+
+    Attributes:
+        exit_codes: of the runs that have ended; the greatest one counts.
+
+    Args:
+        settings: how the runs are compared; without measures the most exact time of each point decides.
+        max_seconds: no process begins that would probably end later.
+    """
+
+    def __init__(
+        self,
+        sweep_run: SweepRun,
+        console: Console,
+        settings: Settings,
+        max_seconds: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.exit_codes: list[int] = []
+        self._sweep_run, self._console = sweep_run, console
+        self._settings = replace(settings, measures=settings.measures or sweep_verdicts.DECISIVE)
+        self._decisive = list if settings.measures else sweep_verdicts.decisive
+        self._max_seconds, self._clock, self._start = max_seconds, clock, clock()
+
+    def measure(self, assignments: Sequence[Assignment]) -> None:
+        """Measure until there is a verdict; finished points are recorded before a KeyboardInterrupt is raised."""
+        results = Console(quiet=True, out=io.StringIO())  # the table of the sweep has them
+        replicates.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
+
+    def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
+        for number in count() if len(runs) == 2 else ():
+            begun = self._clock()
+            for run in list(runs if number % 2 == 0 else runs[::-1]):
+                if number >= run.assignment.plan.processes:
+                    run.extend(number + 1)
+                yield run, number
+            if len(runs) < 2 or self._is_over(runs, number + 1, 2 * self._clock() - begun):
+                return
+
+    def _is_over(self, runs: Sequence[Run], processes: int, next_end: float) -> bool:
+        """Look at the results of some processes of each run; the next pair would end at `next_end`."""
+        records = [run.assembled() for run in runs]
+        measured = min(len(_replicates(record)) for record in records)
+        for run in runs:
+            if run.assignment.sweep:
+                run.assignment.sweep.level = sequential.level(measured)
+        if any(len(_replicates(record)) < processes for record in records):
+            return True  # the report of the run has the reason
+        sides = [Side.of(name, name, [one]) for name, one in zip("AB", records, strict=False)]
+        pairs = self._decisive(judging.compare(sides, self._settings).pairs)
+        is_late = next_end - self._start > self._max_seconds
+        if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in pairs):
+            return True
+        if measured > processes or processes < sequential.LEAST:  # a continued run was looked at before
+            return is_late
+        self._console.note(_look(processes, pairs))
+        is_decided = all(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
+        return is_decided or is_late or processes >= sequential.MOST
+
+    def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        if isinstance(outcome, PerfexpError):
+            self._console.error(str(outcome))
+        self.exit_codes.append(outcome.exit_code if isinstance(outcome, PerfexpError) else exit_code(outcome))
+        if assignment.sweep is not None:
+            self._sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
+
+
+def _replicates(record: Record) -> set[int]:
+    """Processes that have measured every point; a failed point counts for none."""
+    points = [point for point in record.points if point.key.is_timed]
+    lacking = {point.key.replicate for point in points if point.status is not Status.OK}
+    return {point.key.replicate for point in points} - lacking
+
+
+def _look(processes: int, pairs: Sequence[Compared]) -> str:
+    """What a look shows, in a line."""
+    of_each = f"{processes} processes of each"
+    if len(pairs) == 1:
+        ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])
+        return f"{of_each}: {pairs[0].measure} B/A {ratio} {verdict}"
+    decided = sum(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
+    return f"{of_each}: {decided} of {units.counted(len(pairs), 'figure')} decided"
