@@ -58,7 +58,7 @@ def compare(
     if as_json:
         echo(compared.to_json().decode().rstrip())
     else:
-        _print(compared)
+        print_comparison(compared)
         for file in targets.values():
             echo(f"wrote {file}")
     if log:
@@ -103,8 +103,9 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         raise UserError(f"{folder} can't be written: {error.strerror}. Choose another with --output DIR.") from error
 
 
-def _print(compared: Comparison, console: Console | None = None) -> None:
-    console = console or Console()
+def print_comparison(compared: Comparison) -> None:
+    """Print the tables of a comparison."""
+    console = Console()
     for line in comparison_table.header(compared):
         console.note(line)
     for side in compared.sides[1:]:
