@@ -25,7 +25,7 @@ _SKINNY = ("mlflow-skinny", "sqlalchemy", "alembic")
 #: What source packages among the others are built with.
 _BUILD = ("setuptools", "wheel")
 #: MLflow's server with authentication and its driver of PostgreSQL.
-_SERVER = ("mlflow[auth]", "psycopg2-binary")
+_SERVER = ("mlflow[auth]", "psycopg[binary]")
 _HEADER = "# Written by docker/lock.py; {about}.\n"
 
 

@@ -1,6 +1,5 @@
 """What a stored command may choose without being typed again."""
 
-
 import pytest
 
 from perfexp.cli import stored_command
