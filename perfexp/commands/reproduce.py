@@ -162,7 +162,10 @@ def _settle(
     if folder.resolve() == (place if place.is_dir() else place.parent).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     again = _Repetition(
-        arguments=(*arguments, "hydra.mode=RUN", *([] if plan.output_dir else [f"output_dir={quoted(str(folder))}"])),
+        arguments=tuple(
+            [text for text in arguments if not text.startswith("output_dir=")]
+            + ["hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
+        ),
         folder=folder,
         plan=record.plan,
         chosen=(*given, "replicate"),
@@ -188,7 +191,7 @@ def _default_processes(record: Record) -> int | None:
     is_long = record.plan.get("epochs") or environment.fact_at(record.plan, "gpu.count") not in (None, 1)
     if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
         return None
-    return max([_PROCESSES, *(key.replicate + 1 for key in timed)])
+    return max(_PROCESSES, len({key.replicate for key in timed}))
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:
@@ -199,21 +202,21 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
     here = msgspec.structs.replace(record, environment=now)
     differing = comparability.differences(record, here, settings.allowed)
     for one in differing:
-        echo(f"{one.role.value}: {one.key} {one.baseline} → {one.other}")
+        echo(f"differs here: {one.key} {one.baseline} → {one.other}")
     return reproduction.not_comparable(differing)
 
 
 def _device(record: Record) -> dict[str, Any]:
     """Facts of this machine's device that corresponds to the record's, as far as they are known without torch."""
-    before = record.environment.get("device") or {}
-    if before.get("kind") == "cpu":
+    kind, rocm, name, uuid = (
+        environment.fact_at(record.environment, f"device.{fact}") for fact in ("kind", "rocm", "name", "uuid")
+    )
+    if kind == "cpu":
         return {"kind": "cpu", "name": processor_name()}
     boards: list[dict[str, Any]] = []
     with suppress(PerfexpError):
-        boards = nvml.all_boards()["boards"] if before.get("kind") == "cuda" and not before.get("rocm") else []
-    same = sorted(
-        (one for one in boards if one["name"] == before.get("name")), key=lambda one: one["uuid"] != before.get("uuid")
-    )
+        boards = nvml.all_boards()["boards"] if kind == "cuda" and not rocm else []
+    same = sorted((one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid))
     own = next(iter([*same, *boards]), None)
     return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]} if own else {}
 
@@ -222,18 +225,20 @@ def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_r
     if image is None:
         return main([*again.arguments, *([DRY_RUN] if dry_run else [])])
     program = container.engine_path(engine)
-    again.folder.mkdir(parents=True, exist_ok=True)
     argv = container.command(
         program,
         image,
         container.image_digest(program, image),
-        [*again.arguments, "tracking=none"],
+        [*again.arguments, *([] if "tracking" in again.chosen else ["tracking=none"])],
         writable=again.folder,
         readable=again.readable,
         has_gpus=again.has_gpus,
     )
     echo(shlex.join(argv))
-    return 0 if dry_run else container.run(argv)
+    if dry_run:
+        return 0
+    again.folder.mkdir(parents=True, exist_ok=True)
+    return container.run(argv)
 
 
 def _judge(side: Side, again: _Repetition, settings: Settings) -> tuple[Reproduction, Comparison | None]:

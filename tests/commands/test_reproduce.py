@@ -133,6 +133,7 @@ def set_base_and_hash(record):
         ("record.json", lambda record: record["command"].append("--config-dir=evil"), "reproduce x --config-dir=evil"),
         ("record.json", lambda record: record["command"].append("hydra.searchpath=[x]"), "not accepted from a file"),
         ("record.json", lambda record: record["points"].clear(), "no timed point to compare"),
+        ("record.json", lambda record: record["environment"].update(device="x", perfexp="0"), "perfexp: 0 → "),
     ],
 )
 def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, function, refusal):
@@ -192,14 +193,17 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
     engine.chmod(0o755)
     Path("data").mkdir()
     place = Path("data").absolute()
-    given = ("--image=perfexp:1", f"--engine={engine}", "--processes=1", f"model.name={place.name}", "output_dir=y")
+    given = ("--image=perfexp:1", f"--engine={engine}", "--processes=1", f"speed_dir={place}", "output_dir=y")
     monkeypatch.setenv("PYTHONPATH", str(Path(commands.__file__).parents[2]))
-    code, printed = run(*AGAIN, *given)
+    assert run("reproduce", "x", "device_lock=wait", *given, "--dry-run")[0] == 0
+    assert not Path("y").exists()
+    code, printed = run("reproduce", "x", "device_lock=wait", *given)
     assert code in (0, 2), printed
     argv = json.loads(Path("argv.json").read_text())
     assert argv[:3] == ["run", "--rm", "--network=none"]
     target = Path("y").absolute()
     assert f"--mount=type=bind,source={target},target={target}" in argv
+    assert f"--mount=type=bind,source={place},target={place},readonly" in argv
     assert "--gpus=all" not in argv
     assert argv[-1] == "tracking=none"
     image = Record.load(Path("y")).environment["image"]

@@ -132,6 +132,14 @@ def publish(uri, record, folder):
     MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(record, folder)
 
 
+@pytest.fixture(autouse=True)
+def new_sender():
+    """Each command has a sending process of its own, with its environment."""
+    mlflow_sink.end_sender()
+    yield
+    mlflow_sink.end_sender()
+
+
 @pytest.fixture
 def user(monkeypatch, words):
     """The server's user, as the environment of a run has it."""
