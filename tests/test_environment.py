@@ -70,3 +70,18 @@ def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
     assert bench._same_environment({"device": {"power_limit_watts": 700.0}}) == []
     with pytest.raises(UserError, match=r"device\.power_limit_watts: 700\.0 → 500\.0"):
         bench._same_environment({"device": {"power_limit_watts": 500.0}})
+
+
+def test_the_image_is_known_by_its_build_and_its_engine(tmp_path, monkeypatch):
+    monkeypatch.delenv(environment.IMAGE_VARIABLE, raising=False)
+    assert environment._image(tmp_path) is None
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "etc" / "perfexp-image").write_text("commit=0123abcd\nbase=debian:bookworm-slim\nempty=\n")
+    built = {"commit": "0123abcd", "base": "debian:bookworm-slim"}
+    assert environment._image(tmp_path) == built
+    podman = 'engine="podman-4.3.1"\nimage="localhost/perfexp:cpu"\nimageid="ab12"\nrootless=1\n'
+    (tmp_path / "run" / ".containerenv").write_text(podman)
+    assert environment._image(tmp_path) == built | {"reference": "localhost/perfexp:cpu@sha256:ab12"}
+    monkeypatch.setenv(environment.IMAGE_VARIABLE, "perfexp:cpu@sha256:cd34")
+    assert environment._image(tmp_path) == built | {"reference": "perfexp:cpu@sha256:cd34"}

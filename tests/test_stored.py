@@ -1,7 +1,5 @@
 """What a stored command may choose without being typed again."""
 
-from pathlib import Path
-
 import pytest
 
 from perfexp.cli import stored_command
@@ -9,7 +7,7 @@ from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
 
-FOLDER = Path("given")
+WORDS = ["resume=given"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def offer():
     ],
 )
 def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
-    stored_command.check([text], offer, FOLDER)
+    stored_command.check([text], offer, WORDS)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
 )
 def test_everything_else_is_typed_again(offer, text):
     with pytest.raises(UserError, match="type it again: perfexp"):
-        stored_command.check([text], offer, FOLDER)
+        stored_command.check([text], offer, WORDS)
 
 
 def test_a_typed_folder_offers_its_options_and_their_keys(tmp_path):
@@ -58,11 +56,11 @@ def test_a_typed_folder_offers_its_options_and_their_keys(tmp_path):
         "_target_: mine.Tiny\nwidth: 16\nfile: x/y\nnested:\n  deep: [1, 2]\n"
     )
     offer = Offer((installation.conf_dir(), tmp_path))
-    stored_command.check(["model=tiny", "model.width=32", "model.nested.deep=[3]", "model.file=word"], offer, FOLDER)
+    stored_command.check(["model=tiny", "model.width=32", "model.nested.deep=[3]", "model.file=word"], offer, WORDS)
     stored_command.check_targets({"model": {"_target_": "mine.Tiny"}}, offer)
     for text in ("model.file=x/z", "model.depth=1", "model.nested.other=1"):
         with pytest.raises(UserError):
-            stored_command.check([text], offer, FOLDER)
+            stored_command.check([text], offer, WORDS)
 
 
 def test_code_that_no_file_names_is_refused(offer):

@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 
 from perfexp.cli.flags import MULTIRUN
 from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
+from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
@@ -38,8 +39,11 @@ _HYDRA_KEYS = re.compile(r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)|hyd
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
-def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts."""
+def compose(arguments: Sequence[str], offer: Offer | None = None) -> dict[str, Any]:
+    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts.
+
+    A stored command passes the options that it may choose.
+    """
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
     def collect(composed: DictConfig) -> None:
@@ -51,6 +55,8 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
+    if offer is not None:
+        check_targets(plain, offer)
     validation.check(config.typed(plain))
     return plain
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfexp.cli import stored_command
@@ -36,16 +35,29 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     if "${" in str(folder.absolute()):
         raise UserError(f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation.")
     command, is_sweep, sweep = _stored(folder)
-    _refuse_flags(command, typed, folder)
-    typed_keys = {key_of(text) for text in typed}
-    repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and _is_repeated(text)]
-    offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
-    stored_command.check(repeated, offer, folder)
+    repeated, offer = repeated_overrides(command, typed, [f"resume={folder}"], _is_repeated)
     flags = [text for text in command if text in MULTIRUN]
     mode = [] if is_sweep else ["hydra.mode=RUN"]  # an experiment's file may set a sweep
+    typed_keys = {key_of(text) for text in typed}
     store = remembered_store(sweep, folder, typed_keys) if sweep and "tracking=none" not in repeated else {}
     sent = [f"{key}={quoted(text)}" for key, text in store.items()]
     return [*flags, *repeated, *mode, *sent, f"output_dir={quoted(str(folder.absolute()))}", *typed], offer
+
+
+def repeated_overrides(
+    command: Sequence[str], typed: Sequence[str], words: Sequence[str], is_wanted: Callable[[str], bool] = is_measured
+) -> tuple[list[str], Offer]:
+    """Select the overrides of a stored command that are repeated; those that the user typed take precedence.
+
+    Returns them with the options that they may choose. Raises UserError, which names the folder by `words`, if the user
+    has to type more.
+    """
+    _refuse_flags(command, typed, words)
+    typed_keys = {key_of(text) for text in typed}
+    repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)]
+    offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
+    stored_command.check(repeated, offer, words)
+    return repeated, offer
 
 
 def _is_repeated(argument: str) -> bool:
@@ -71,14 +83,12 @@ def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
     return list(command), False, RunPaths(folder).sweep
 
 
-def _refuse_flags(command: Sequence[str], typed: Sequence[str], folder: Path) -> None:
+def _refuse_flags(command: Sequence[str], typed: Sequence[str], words: Sequence[str]) -> None:
     """Refuse a command with options from a folder that the user did not type, or with settings of Hydra."""
     for text in command:
         key, _, value = text.partition("=")
         if key in CONFIG_DIR and not flag_values(typed, *CONFIG_DIR):
-            again = shlex.join(["perfexp", f"--config-dir={value}", f"resume={folder}"])
             why = f"it was started with {text}, whose files choose code"
-            raise UserError(f"resume={folder}: {why}. If you trust them, type it again: {again}")
+            raise stored_command.refusal(why, f"--config-dir={value}", words)
         if re.fullmatch(r"hydra([./].*)?", key_of(text)) and key_of(text) not in map(key_of, typed):
-            remedy = f"Repeat the command that started it, with output_dir={folder}."
-            raise UserError(f"resume={folder}: {text!r} is not accepted from a file. {remedy}")
+            raise stored_command.refusal(f"{text!r} is not accepted from a file", text, words)

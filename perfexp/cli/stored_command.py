@@ -77,8 +77,8 @@ class Offer:
         return files
 
 
-def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
-    """Raise UserError for an override that a stored command may not set."""
+def check(command: Sequence[str], offer: Offer, words: Sequence[str]) -> None:
+    """Raise UserError for an override that a stored command may not set; `words` are those that name its folder."""
     refuse_length(command)
     for text in command:
         try:
@@ -86,10 +86,13 @@ def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
         except (*FOREIGN_ERRORS, ValueError):
             overrides = []
         if len(overrides) != 1 or not _is_offered(overrides[0], text, offer):
-            raise UserError(
-                f"resume={folder}: its command sets {text!r}, which a file may not choose. If you trust it, type it "
-                f"again: perfexp {shlex.quote(text)} {shlex.quote(f'resume={folder}')}"
-            )
+            raise refusal(f"its command sets {text!r}, which a file may not choose", text, words)
+
+
+def refusal(why: str, text: str, words: Sequence[str]) -> UserError:
+    """The error for an argument of a stored command that the user has to type."""
+    again = shlex.join(["perfexp", *words, text])
+    return UserError(f"{' '.join(words)}: {why}. If you trust it, type it again: {again}")
 
 
 def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "show DIR": "report of a run",
     "compare A B": "which run is faster, and by how much",
     "ab A B": "measure two variants in turn until one is faster",
+    "reproduce DIR": "measure a record again: same figures?",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
     "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",

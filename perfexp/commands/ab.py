@@ -17,7 +17,7 @@ from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
 from perfexp.commands.app import ConfigDir, app
 from perfexp.commands.benchmark import given_keys
-from perfexp.commands.compare import show
+from perfexp.commands.compare import print_comparison
 from perfexp.comparison import judging
 from perfexp.comparison.judging import Settings
 from perfexp.diagnosis.environment import fact_at
@@ -102,7 +102,7 @@ def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment])
 def _show(root: Path, settings: Settings, console: Console, code: int) -> int:
     """Print the comparison, and return an exit code: that of runs that failed, if they cannot be compared."""
     try:
-        show(judging.compare(sides.load([str(root)], None), settings), console)
+        print_comparison(judging.compare(sides.load([str(root)], None), settings), console)
     except UserError as error:
         if not code:
             raise

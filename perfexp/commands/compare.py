@@ -59,7 +59,7 @@ def compare(
     if as_json:
         echo(compared.to_json().decode().rstrip())
     else:
-        show(compared)
+        print_comparison(compared)
         for file in targets.values():
             echo(f"wrote {file}")
     if log:
@@ -104,8 +104,8 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         raise UserError(f"{folder} can't be written: {error.strerror}. Choose another with --output DIR.") from error
 
 
-def show(compared: Comparison, console: Console | None = None) -> None:
-    """Print a comparison."""
+def print_comparison(compared: Comparison, console: Console | None = None) -> None:
+    """Print the tables of a comparison."""
     console = console or Console()
     for line in comparison_table.header(compared):
         console.note(line)

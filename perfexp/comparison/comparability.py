@@ -133,7 +133,7 @@ FACTS = {
     "data": _Fact(Role.CONFOUNDER, plan=("data",), help="set the same data= for both"),
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
     "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
-    "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "device.vbios")),
+    "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
     "stopping": _Fact(Role.NEUTRAL, plan=("stopping", "replicate", "percentiles", "probes", "seed")),
 }
 #: Confounders that `--allow` accepts; the last three are those of a point.

@@ -45,6 +45,10 @@ NSIGHT = {
 _IDENTITY = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
 #: Facts of a device that limit its clock, and that its administrator may change at any time.
 _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
+#: Variable with the name and digest of the image in which perfexp runs, `NAME@sha256:…`; it is recorded only.
+IMAGE_VARIABLE = "PERFEXP_IMAGE"
+#: Characters of one fact of an image.
+_LONGEST = 300
 _SQLITE_MAGIC = b"SQLite format 3\0"
 #: Vendor by the kind of a device; `cuda` with ROCm is AMD's.
 _VENDORS = {"cuda": "nvidia", "mps": "apple"}
@@ -63,6 +67,7 @@ def collect() -> dict[str, Any]:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "container": _container(),
+        "image": _image(),
         "cpu": {
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),
@@ -179,6 +184,25 @@ def _container() -> str | None:
     if Path("/run/.containerenv").exists():
         return "podman"
     return "apptainer" if "APPTAINER_NAME" in os.environ else None
+
+
+def _image(root: Path = Path("/")) -> dict[str, str] | None:
+    """Facts of the container image that perfexp runs in; None outside of one.
+
+    The build leaves the commit and the base image in a file; the digest does not exist yet then, so the engine or the
+    user passes it.
+    """
+    facts = _pairs(_read(root / "etc/perfexp-image") or "")
+    named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman's
+    digest = named.get("imageid")
+    reference = os.environ.get(IMAGE_VARIABLE) or (f"{named['image']}@sha256:{digest}" if digest else None)
+    return facts | ({"reference": reference[:_LONGEST]} if reference else {}) or None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """The lines NAME=VALUE of a text, without those that have no value."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip(): value.strip()[:_LONGEST] for name, _, value in pairs if value.strip()}
 
 
 def _read(path: Path | str) -> str | None:

@@ -41,6 +41,7 @@ def set_command(place, *overrides, drop):
     """Put overrides into the stored commands of the run and of the sweep."""
     for folder, name, read, write in (
         (place.run, "plan.yaml", _loaded, _dumped),
+        (place.run, "record.json", json.loads, json.dumps),
         (place.sweep, "sweep.json", json.loads, json.dumps),
     ):
         content = read((folder / name).read_bytes())
@@ -56,9 +57,10 @@ def plant_option(place, text):
 
 
 def of(place, *overrides, drop=("no such key",)):
-    """Both folders are resumed with further stored overrides."""
+    """Both folders are resumed with further stored overrides, and the run is reproduced."""
     set_command(place, *overrides, drop=drop)
-    yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)]]
+    again = ["reproduce", str(place.run), "--dry-run"]
+    yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)], again]
 
 
 # What chooses code ---------------------------------------------------------------------------------------------------
@@ -190,8 +192,8 @@ def a_repository_that_runs_programs(place):
 _OF_RUN = {
     "run.log": ("status", "clean"),
     "points.jsonl": ("status",),
-    "record.json": ("show", "status", "export", "compare", "log", "clean"),
-    "plan.yaml": ("show", "status", "clean"),
+    "record.json": ("show", "status", "export", "compare", "log", "clean", "reproduce"),
+    "plan.yaml": ("show", "status", "clean", "reproduce"),
     "expected.json": ("status",),
     "environment.json": (),
     "manifest.json": ("clean",),
@@ -338,11 +340,12 @@ def ranges_of_billions(place):
 @case
 def brackets_by_the_hundred_thousand(place):
     deep = "[" * 200_000
+    yield from of(place, f"batch_size={deep}", drop=("batch_size",))
     (place.sweep / "multirun.yaml").write_text(deep)
     for name in ("record.json", "environment.json", "manifest.json", "expected.json"):
         (place.run / name).write_text('{"schema_version":1,"plan":{"a":' + deep)
     (place.run / "points.jsonl").write_text(deep + "\n")
-    yield from of(place, f"batch_size={deep}", drop=("batch_size",))
+    yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)]]
     (place.run / "plan.yaml").write_text(f"command: {deep}")
     yield place.run
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def commands(folder, out):
         ["compare", str(folder.parent / "run"), str(folder.parent / "sweep")],
         ["log", str(folder)],
         ["clean", str(folder), "--yes"],
+        ["reproduce", str(folder), "--dry-run"],
         [f"resume={folder}"],
     ]
 
@@ -182,7 +184,8 @@ class Place:
                 found.append(f"{name}: printed what is outside")
             if any(ord(letter) < 32 and letter not in "\n\t\r" for letter in answer.out + answer.err):
                 found.append(f"{name}: printed control characters")
-            if answer.code == 2 and not answer.err.strip():
+            has_outcome = re.search("^(UNDECIDED|NOT COMPARABLE)", answer.out, re.MULTILINE)  # of reproduce
+            if answer.code == 2 and not answer.err.strip() and not has_outcome:
                 found.append(f"{name}: refused without a word")
         return found
 

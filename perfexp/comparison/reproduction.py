@@ -1,0 +1,108 @@
+"""Reproduction: the outcome of measuring a record's plan again, from the comparison of both runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfexp.comparison import comparison_table
+from perfexp.comparison.comparability import Difference, Role
+from perfexp.comparison.document import Compared, Comparison, Verdict
+from perfexp.records import units
+
+#: Measures that decide by default: a p95 rarely has an interval, and another clock changes cycles but no time.
+MEASURES = ("device", "latency", "throughput", "memory", "energy", "accuracy")
+
+
+class Outcome(StrEnum):
+    """Outcome of a reproduction."""
+
+    REPRODUCED = "reproduced"
+    DIFFERS = "differs"
+    UNDECIDED = "undecided"
+    NOT_COMPARABLE = "not comparable"
+
+
+#: Exit codes, as those of `perfexp check`.
+EXIT_CODES = {Outcome.REPRODUCED: 0, Outcome.DIFFERS: 1, Outcome.UNDECIDED: 2, Outcome.NOT_COMPARABLE: 2}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """An outcome with its reasons, a line each."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Lines for the console, the outcome first."""
+        joint = " because" if self.outcome is Outcome.NOT_COMPARABLE else ":"
+        return [f"{self.outcome.value.upper()}{joint} {self.reasons[0]}", *(f"  {line}" for line in self.reasons[1:])]
+
+
+def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
+    """The outcome where facts of the two runs rule out a comparison of any figure; None if they do not."""
+    reasons = [
+        f"{one.key}: {one.baseline} → {one.other}{f'; {one.help}' if one.help else ''}"
+        for one in differences
+        if one.key == "device" or (one.role is Role.CONFOUNDER and not one.allowed and not one.measures)
+    ]
+    return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons)) if reasons else None
+
+
+def judge(compared: Comparison) -> Reproduction:
+    """Sum up the verdicts of a comparison of two runs of one plan: the worst one counts."""
+    if reproduction := not_comparable(compared.sides[1].differences):
+        return reproduction
+    lost = [f"not measured again: {comparison_table.alone_of(one)}" for one in compared.alone if one.side == "A"]
+    failed = [line for line, one in zip(lost, _alone(compared), strict=True) if one]
+    for outcome, reasons in (
+        (Outcome.DIFFERS, [*_lines(compared, Verdict.WORSE, Verdict.BETTER), *failed]),
+        (Outcome.NOT_COMPARABLE, _confounded(compared)),
+        (Outcome.UNDECIDED, [*_lines(compared, Verdict.UNDECIDED), *(line for line in lost if line not in failed)]),
+    ):
+        if reasons:
+            return Reproduction(outcome, tuple(reasons))
+    points = len({(pair.point, pair.key) for pair in compared.pairs})
+    counts = Counter(pair.measure for pair in compared.pairs)
+    if not counts:
+        return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
+    within = f"within ±{comparison_table.bare(compared.margin)}"
+    return Reproduction(Outcome.REPRODUCED, (f"{', '.join(counts)} of {units.counted(points, 'point')} {within}",))
+
+
+def _alone(compared: Comparison) -> Iterator[bool]:
+    """Whether the new run tried each point that the record has alone, and failed."""
+    return (one.status is not None for one in compared.alone if one.side == "A")
+
+
+def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
+    """A line for each figure with one of these verdicts."""
+    lines = []
+    for pair in compared.pairs:
+        if pair.verdict in verdicts:
+            before, now = (comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other))
+            lines.append(
+                f"{pair.measure} of {pair.point}: {before} → {now}, by {100 * (pair.ratio - 1):+.2g} % "
+                f"(ratio {comparison_table.ratio_of(pair)}){_why(pair, compared.margin)}"
+            )
+    return lines
+
+
+def _why(pair: Compared, margin: float) -> str:
+    """Why a figure is undecided; empty if it is decided."""
+    if pair.verdict is not Verdict.UNDECIDED:
+        return ""
+    if pair.low is None or pair.high is None:
+        return "; no interval: one side has a single process"
+    if pair.high < 1 / (1 + margin) or pair.low > 1 + margin:
+        return "; too few processes for a verdict among all figures"
+    return f"; the interval is neither within nor beyond ±{comparison_table.bare(margin)}"
+
+
+def _confounded(compared: Comparison) -> list[str]:
+    """The confounders of figures that cannot be compared."""
+    is_confounded = any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs)
+    return comparison_table.confounders(compared.sides[1]) if is_confounded else []

@@ -1,0 +1,85 @@
+"""Container: the command line that runs perfexp in an image which the user named; nothing of the image is trusted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfexp.diagnosis.environment import IMAGE_VARIABLE
+from perfexp.errors import UserError
+from perfexp.host import locks
+
+ENGINES = ("docker", "podman")
+#: Limit on one query of an engine.
+_QUERY_SECONDS = 60.0
+#: Limits of NVIDIA's containers: page-locked memory for transfers, and the stack of NCCL's threads.
+_LIMITS = ("--ipc=host", "--ulimit=memlock=-1", "--ulimit=stack=67108864")
+
+
+def engine_path(name: str | None) -> str:
+    """Return the program of an engine, by default the first that is installed; raises UserError without one."""
+    names = (name,) if name else ENGINES
+    found = next((path for one in names if (path := shutil.which(one))), None)
+    if found is None:
+        raise UserError(f"No container engine found ({', '.join(names)}). Install one, or name it with --engine.")
+    return found
+
+
+def image_digest(engine: str, image: str) -> str:
+    """Return the digest of an image that is on this machine; raises UserError if there is none."""
+    if image.startswith("-"):
+        raise UserError(f"--image {image}: this is an option of the engine, not the name of an image.")
+    query = [engine, "image", "inspect", "--format", "{{.Id}}", image]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{engine} does not answer: {error}.") from error
+    if answer.returncode or not answer.stdout.strip():
+        why = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise UserError(f"--image {image}: {why}. Pull or build the image first.")
+    digest = answer.stdout.strip().splitlines()[-1]
+    return digest if ":" in digest else f"sha256:{digest}"
+
+
+def command(
+    engine: str,
+    image: str,
+    digest: str,
+    arguments: Sequence[str],
+    *,
+    writable: Path,
+    readable: Sequence[Path],
+    has_gpus: bool,
+) -> list[str]:
+    """Return the command that runs perfexp with these arguments in an image.
+
+    It has the user's rights, no network, and of this machine's files only `writable` and `readable`, under their own
+    paths, and the locks that keep two measurements off one device.
+    """
+    is_podman = Path(engine).name == "podman"
+    gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all"] if has_gpus else []
+    own = ["--userns=keep-id"] if is_podman and os.getuid() else [f"--user={os.getuid()}:{os.getgid()}"]
+    mounts = [_mount(writable), _mount(locks.private_folder()), *(_mount(path, ",readonly") for path in readable)]
+    environment = [f"--env={IMAGE_VARIABLE}={image}@{digest}", "--env=HOME=/tmp"]
+    return [
+        *(engine, "run", "--rm", "--network=none", *_LIMITS, *gpus, *own, *mounts, *environment),
+        *("--entrypoint=perfexp", digest, *arguments),
+    ]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command with this process's terminal, and return its exit code."""
+    try:
+        return subprocess.run(list(argv), check=False).returncode
+    except OSError as error:
+        raise UserError(f"{argv[0]} can't be started: {error.strerror}.") from error
+
+
+def _mount(path: Path, access: str = "") -> str:
+    place = path.absolute()
+    if "," in str(place) or '"' in str(place):
+        raise UserError(f"{place}: an engine cannot mount a path with a comma or a quotation mark. Rename it.")
+    return f"--mount=type=bind,source={place},target={place}{access}"

@@ -1,0 +1,220 @@
+"""`perfexp reproduce`: the outcome of an equal, a slower and a noisy run, and folders that were changed."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from perfexp import commands
+from perfexp.devices.fake import FakeDevice
+from perfexp.plan import plan_file
+from perfexp.records.record import Record
+
+GIVEN = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=brisk", "replicate=2", "device_lock=wait")
+AGAIN = ("reproduce", "x", "tracking=none", "device_lock=wait")
+#: Found only while nothing has been measured.
+RESULTS = "outputs"
+
+
+@pytest.fixture
+def run(run, capsys, monkeypatch):
+    """Runs of a command of `perfexp COMMAND`, in a folder with a finished run `x`: exit code and printed text."""
+    run.shared(*GIVEN, "output_dir=x")
+
+    def command(*arguments):
+        code = commands.run(arguments)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return command
+
+
+@pytest.fixture
+def slowed(monkeypatch):
+    """A function that makes the device slower by a factor; processes inherit it."""
+    launch = FakeDevice.launch
+
+    def slow(factor):
+        monkeypatch.setattr(FakeDevice, "launch", lambda device, work, host=None: launch(device, work * factor, host))
+
+    return slow
+
+
+def change(folder, name, function):
+    """Change a file of JSON or YAML in place, as a text editor would."""
+    file = Path(folder, name)
+    read, write = (json.loads, json.dumps) if file.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    content = read(file.read_text())
+    function(content)
+    file.write_text(write(content))
+
+
+def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(run):
+    code, printed = run(*AGAIN)
+    assert code == 0
+    assert "REPRODUCED: device, latency, throughput of 1 point within ±1 %" in printed
+    [new] = [Record.load(file) for file in Path(RESULTS).rglob("record.json")]
+    assert {point.key.replicate for point in new.points} == set(range(5))
+    assert new.plan_hash != Record.load(Path("x")).plan_hash  # the number of processes is another
+    assert len(Record.load(Path("x")).points) == 2
+
+
+def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
+    slowed(1.08)
+    code, printed = run(*AGAIN, "output_dir=y", "--json")
+    assert code == 1
+    answer = json.loads(printed[printed.index("{\n") : printed.rindex("}\n") + 1])
+    assert answer["outcome"] == "differs"
+    assert Path(answer["folder"]) == Path("y").absolute()
+    [ratio] = [pair["ratio"] for pair in answer["comparison"]["pairs"] if pair["measure"] == "device"]
+    assert ratio == pytest.approx(1.08, rel=0.01)
+    assert any("device of 224 · batch 1: " in line and "by +8" in line for line in answer["reasons"])
+
+    before = Path("y/points.jsonl").read_bytes()  # the same command with the folder measures nothing twice
+    slowed(1.0)
+    assert run(*AGAIN, "output_dir=y")[0] == 1
+    assert Path("y/points.jsonl").read_bytes() == before
+
+
+def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slowed):
+    slowed(1.01)
+    code, printed = run(*AGAIN)
+    assert code == 2
+    assert "UNDECIDED: device of 224 · batch 1: " in printed
+    assert "; the interval is neither within nor beyond ±1 %" in printed
+
+
+def test_a_point_that_fails_now_differs(run, slowed):
+    code, printed = run(*AGAIN, "model.faults.fail=1")
+    assert code == 1
+    assert "DIFFERS: no point was measured again (failed)" in printed
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"perfexp": "0.0.1"}, "perfexp: 0.0.1 → "),
+        ({"device": {"kind": "cpu", "name": "Another CPU"}}, "device: Another CPU"),
+    ],
+)
+def test_another_machine_or_version_is_not_comparable_and_nothing_is_measured(run, changed, reason):
+    change("x", "record.json", lambda record: record["environment"].update(changed))
+    code, printed = run(*AGAIN)
+    assert code == 2
+    assert f"NOT COMPARABLE because {reason}" in printed
+    assert not Path(RESULTS).exists()
+
+
+def set_base(plan):
+    plan["model"]["base_seconds"] = 0.5
+
+
+def set_base_and_hash(record):
+    set_base(record["plan"])
+    record["plan_hash"] = plan_file.plan_hash(record["plan"])
+    Path("x/plan.yaml").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "refusal"),
+    [
+        (
+            "plan.yaml",
+            set_base,
+            "plan.yaml does not match the plan_hash of record.json; it was changed. Nothing was run.",
+        ),
+        ("record.json", lambda record: set_base(record["plan"]), "the plan in it does not match"),
+        ("record.json", set_base_and_hash, "model.base_seconds: 0.5 → 0.001"),
+        ("record.json", lambda record: record["command"].append("model._target_=os.system"), "type it again: perfexp"),
+        ("record.json", lambda record: record["command"].append("--config-dir=evil"), "reproduce x --config-dir=evil"),
+        ("record.json", lambda record: record["command"].append("hydra.searchpath=[x]"), "not accepted from a file"),
+        ("record.json", lambda record: record["points"].clear(), "no timed point to compare"),
+        ("record.json", lambda record: record["environment"].update(device="x", perfexp="0"), "perfexp: 0 → "),
+    ],
+)
+def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, function, refusal):
+    change("x", name, function)
+    code, printed = run(*AGAIN)
+    assert code == 2
+    assert refusal in printed
+    assert not Path(RESULTS).exists()
+
+
+def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_differ(run):
+    further = ["profiler=nsys", "profiler.tool=/bin/sh", "tracking=mlflow", "tracking.uri=http://evil.invalid"]
+    change("x", "record.json", lambda record: record["command"].extend(further))
+    code, printed = run(*AGAIN, "model.base_seconds=0.5", "--dry-run")
+    assert code == 0
+    assert "nsys" not in printed
+    assert not Path(RESULTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["x", "output_dir=x"], "is the record's own folder"),
+        (["sweep"], "is a sweep; name the folder of one of its runs"),
+        (["x", "replicate=3"], "'replicate' is set by --processes"),
+        (["nowhere"], "No record can be read"),
+        (["x", "--image=--privileged", "--engine=true"], "an option of the engine"),
+        (["x", "--image=perfexp", "--engine=no-such-engine"], "No container engine found (no-such-engine)"),
+        (["x", "--image=perfexp", "--engine=false"], "Pull or build the image first"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_with_a_remedy(run, arguments, refusal):
+    Path("sweep").mkdir()
+    Path("sweep/sweep.json").write_text("{}")
+    code, printed = run("reproduce", *arguments)
+    assert code == 2
+    assert refusal in printed
+
+
+#: A container engine that runs perfexp here: it answers as docker does, and writes down its arguments.
+ENGINE = """#!{python}
+import json, os, sys
+if sys.argv[1:3] == ["image", "inspect"]:
+    sys.exit(print("sha256:" + "ab" * 32))
+with open("argv.json", "w") as file:
+    json.dump(sys.argv[1:], file)
+number = next(i for i, word in enumerate(sys.argv) if word.startswith("sha256:"))
+pairs = [word[6:].partition("=") for word in sys.argv[:number] if word.startswith("--env=PERFEXP")]
+os.environ.update({{name: value for name, _, value in pairs}})
+os.execv(sys.executable, [sys.executable, "-m", "perfexp", *sys.argv[number + 1 :]])
+"""
+
+
+def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, monkeypatch):
+    engine = Path("docker").absolute()
+    engine.write_text(ENGINE.format(python=sys.executable))
+    engine.chmod(0o755)
+    Path("data").mkdir()
+    place = Path("data").absolute()
+    given = ("--image=perfexp:1", f"--engine={engine}", "--processes=1", f"speed_dir={place}", "output_dir=y")
+    monkeypatch.setenv("PYTHONPATH", str(Path(commands.__file__).parents[2]))
+    assert run("reproduce", "x", "device_lock=wait", *given, "--dry-run")[0] == 0
+    assert not Path("y").exists()
+    code, printed = run("reproduce", "x", "device_lock=wait", *given)
+    assert code in (0, 2), printed
+    argv = json.loads(Path("argv.json").read_text())
+    assert argv[:3] == ["run", "--rm", "--network=none"]
+    target = Path("y").absolute()
+    assert f"--mount=type=bind,source={target},target={target}" in argv
+    assert f"--mount=type=bind,source={place},target={place},readonly" in argv
+    assert "--gpus=all" not in argv
+    assert argv[-1] == "tracking=none"
+    image = Record.load(Path("y")).environment["image"]
+    assert image == {"reference": f"perfexp:1@sha256:{'ab' * 32}"}
+
+
+def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
+    record = Record.load(Path("x"))
+    shutil.copytree("x", "z")
+    for name in ("plan.yaml", "manifest.json"):
+        Path("z", name).unlink()
+    Path("z/record.json").write_bytes(msgspec.structs.replace(record, command=record.command[:-1]).to_json())
+    assert run("reproduce", "z", "replicate=2")[0] == 2
+    assert run("reproduce", "z", "--dry-run")[0] == 0
