@@ -21,6 +21,24 @@ class Stem(StrEnum):
     cifar = "cifar"
 
 
+class ClipSize(StrEnum):
+    """Size of a CLIP gesture classifier: 0.5, 1.5, 4, 11, 20 or 35 million parameters."""
+
+    tiny = "tiny"
+    small = "small"
+    medium = "medium"
+    large = "large"
+    xlarge = "xlarge"
+    xxlarge = "xxlarge"
+
+
+class Backbone(StrEnum):
+    """Inputs of a CLIP gesture classifier: columns of a skeleton's joints, or images of a video."""
+
+    skeleton = "skeleton"
+    image = "image"
+
+
 @dataclass(kw_only=True)
 class Precision:
     """The number formats in which a model computes.

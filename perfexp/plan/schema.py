@@ -21,7 +21,7 @@ from omegaconf import MISSING
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.models import Schedule, Stem
+from perfexp.models import Backbone, ClipSize, Schedule, Stem
 from perfexp.stopping import Steady
 
 
@@ -70,6 +70,7 @@ TARGETS = {
     "mode/train": "perfexp.modes.train.Train",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
+    "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",
     "model/fake": "perfexp.models.fake.FakeModel",
     "algorithm/forced": "perfexp.algorithms.forced.Forced",
     "profiler/nsys": "perfexp.profilers.nsys.Nsys",
@@ -92,7 +93,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
-    **{kind.__name__: kind for kind in (Pipeline, Schedule, Stem)},
+    **{kind.__name__: kind for kind in (Backbone, ClipSize, Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,
