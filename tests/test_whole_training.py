@@ -9,6 +9,8 @@ import pytest
 
 from perfexp import commands
 from perfexp.errors import UserError
+from perfexp.models import Schedule
+from perfexp.modes.train import Train
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Status
 from perfexp.records.summary import rows
@@ -23,6 +25,8 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train
     [
         ("mode.train.schedule=cosine", "mode.train.schedule=cosine is for whole epochs: set epochs=N"),
         ("mode.train.warmup_steps=5", "mode.train.warmup_steps=5 is for whole epochs"),
+        ("mode.train.warmup_epochs=5", "mode.train.warmup_epochs=5 is for whole epochs"),
+        ("epochs=2 mode.train.warmup_steps=3 mode.train.warmup_epochs=1", "use one of them"),
         ("mode.train.patience=2", "mode.train.patience=2 is for whole epochs"),
         ("mode.train.checkpoints=true", "mode.train.checkpoints=true is for whole epochs"),
         ("mode.train.resume_from=y.pt", "mode.train.resume_from=y.pt is for whole epochs"),
@@ -43,6 +47,11 @@ def test_what_no_training_can_do_is_refused_before_it_starts(run, arguments, mes
     assert (code, records) == (2, [])
     assert message in printed
     assert not Path("x").exists()
+
+
+def test_epochs_of_warmup_are_their_steps():
+    rates = Train(optimizer={}, schedule=Schedule.cosine, warmup_epochs=2).rates(10, 7)
+    assert [rates.factor(step) for step in (0, 6, 13, 14)] == pytest.approx([1 / 14, 7 / 14, 1.0, 1.0])
 
 
 def test_a_model_without_a_state_has_no_checkpoints(run):

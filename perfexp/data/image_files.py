@@ -33,7 +33,7 @@ def find_split(folder: Path, root: Path) -> Split:
     and `OSError` if it cannot be read.
     """
     looked_for = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
-    classes = sorted(entry.name for entry in _entries(folder, root) if entry.is_dir())
+    classes = sorted(entry.name for entry in visible_entries(folder, root) if entry.is_dir())
     items: list[tuple[Path, int | None]] = []
     for label, name in enumerate(classes):
         images = sorted(_find_images(folder / name, root))
@@ -69,7 +69,7 @@ def read_image(file: Path, advice: str = "Repair it, or take it out of the folde
 
 
 def _find_images(folder: Path, root: Path) -> Iterator[Path]:
-    for entry in _entries(folder, root):
+    for entry in visible_entries(folder, root):
         if entry.is_dir():
             if not entry.is_symlink():  # a link upwards would never end
                 yield from _find_images(Path(entry.path), root)
@@ -77,7 +77,7 @@ def _find_images(folder: Path, root: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
+def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
     """Entries of a folder, without hidden files and links that lead out of the root.
 
     `os.scandir`, unlike `Path.iterdir`, identifies links and folders without a file-system call for each of a million

@@ -20,6 +20,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config
+from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
@@ -197,7 +198,7 @@ class Workbench:
         rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
-    def write_environment(self, diagnostics: Sequence[Diagnostic] = (), **extra: Any) -> None:
+    def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
         """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
 
         Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
@@ -205,10 +206,14 @@ class Workbench:
         """
         facts = {**self._facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
-        own = (*self.device.doubts(), *self.session.doubts(), *diagnostics)
+        own = (*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *further)
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")
+
+    def _data_doubts(self) -> list[Diagnostic]:
+        problems = list(getattr(self.data, "problems", ()))
+        return [diagnostics.make("files_left_out", count=len(problems), first=problems[0])] if problems else []
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
