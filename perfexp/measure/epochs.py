@@ -27,6 +27,7 @@ from perfexp.modes.train import Train
 from perfexp.probes import timing
 from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics, units
+from perfexp.records.paths import FINAL_WEIGHTS
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -173,7 +174,7 @@ class Epochs:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
             trainer.save(path(name), facts)
         if is_over:
-            trainer.save_weights(path("final_weights"))
+            trainer.save_weights(path(FINAL_WEIGHTS))
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
         mean = sum(each.seconds + each.evaluation_seconds + each.checkpoint_seconds for each in self.point.epochs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
+from perfexp.errors import UserError
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 
@@ -173,6 +174,13 @@ class Session(Protocol):
     def reset(self) -> None:
         """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
         return None
+
+    def adopt(self, weights: Path) -> None:
+        """Replace the weights by those of a file until the next `reset`.
+
+        Raises `PerfexpError` if the file is missing, `UserError` if it does not fit, or the session has no weights.
+        """
+        raise UserError("The model has no weights that could be replaced: set mode.inference.trained=false.")
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""

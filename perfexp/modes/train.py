@@ -33,6 +33,7 @@ class Train:
         log_every: steps between two losses of an epoch's mean; None for the loss of its last step.
         save_every: epochs between two checkpoints with the epoch's number; None for none.
         resume_from: file of a checkpoint to continue.
+        batch_size: batch sizes of training in the plan; None for those of all phases.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Train:
         checkpoints: bool = False,
         save_every: int | None = None,
         resume_from: str | None = None,
+        batch_size: Any = None,
     ) -> None:
         self.optimizer = _checked(optimizer)
         self.schedule, self.warmup_steps, self.warmup_epochs = Schedule(schedule), warmup_steps, warmup_epochs

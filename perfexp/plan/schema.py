@@ -68,6 +68,7 @@ class FakeFaults:
 #: The class or function that each generated schema describes.
 TARGETS = {
     "mode/train": "perfexp.modes.train.Train",
+    "mode/inference": "perfexp.modes.inference.Inference",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",

@@ -32,7 +32,8 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.timed_keys()
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    for key in sweep.order(_missing(keys, paths, replicate), replicate, plan.seed):
+    order = sweep.order(_missing(keys, paths, replicate), replicate, plan.seed)
+    for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
         predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])

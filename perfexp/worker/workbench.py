@@ -23,7 +23,7 @@ from perfexp.plan import config
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
 from perfexp.records.record import read_points
 from perfexp.statistics import distributions
 
@@ -139,7 +139,8 @@ class Workbench:
         """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
-            config.build(train).updating(self.session, self.plan.batch_size[0])
+            key = next(key for key in self.plan.timed_keys() if key.phase == "train")
+            config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
     def procedure(self, **extra: Any) -> Iterator[Procedure]:
@@ -173,15 +174,19 @@ class Workbench:
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
                 "checkpoint": self._checkpoint,
+                "trained_weights": self.trained_weights() if plan.infers_trained else None,
                 "progress": lambda text: self.emit("block", text=text),
                 "report": lambda text: self.emit("block", text=text, is_result=True),
             }
             yield Procedure(**fields | extra)
 
+    def trained_weights(self) -> Path:
+        """Return the file of the weights that the plan's training ends with."""
+        return self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), FINAL_WEIGHTS)
+
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
-        data = self.plan.choices.get("data", "data")
-        path = self.paths.checkpoint(self.plan.model_name, data, name)
+        path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
         if path.parent.is_symlink():
             raise UserError(
                 f"{path.parent} is a link, and checkpoints are written into the run's own folder: remove it."
