@@ -1,6 +1,7 @@
 """Whole trainings as commands: what is refused before they start, what they leave, and how they are continued."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from perfexp.errors import UserError
 from perfexp.models import Schedule
 from perfexp.modes.train import Train
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Epoch, Status
+from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
+from perfexp.tables import csv_tables, vendor_file
 from perfexp.tables.quantities import point_runs, quantities
 from perfexp.worker.workbench import Workbench
 
@@ -74,6 +76,18 @@ def test_an_epoch_is_a_line_of_the_console_of_the_table_and_a_step_in_mlflow(run
     assert [one for one in sent if one[0] == "samples_per_second"] == [
         ("samples_per_second", epoch.number, epoch.samples_per_second) for epoch in epochs
     ]
+
+
+def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
+    record = make_record(phases=("train",))
+    record.points[0].epochs = [
+        Epoch(number=1, seconds=1.0, samples_per_second=1.0),
+        Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
+    ]
+    lines = list(csv.DictReader(csv_tables.to_csv(csv_tables.epochs(record)).decode().splitlines()))
+    assert [line["custom/f1"] for line in lines] == ["", "0.5"]
+    [training] = json.loads(vendor_file.to_json(record))["training"]
+    assert training["epoch_metrics"] == [{}, {"custom/f1": 0.5}]
 
 
 def test_epochs_of_a_record_are_read_back(finished_record):

@@ -7,7 +7,7 @@ is kept within a pass stays on the device until the pass is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,9 @@ from perfexp.models import Session
 from perfexp.modes import Step
 from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
-from perfexp.probes import timing
+from perfexp.probes import EpochProbe, Probe, ProbeContext, timing
 from perfexp.probes.conditions import Observer
-from perfexp.records import diagnostics, units
+from perfexp.records import diagnostics, metrics, units
 from perfexp.records.paths import FINAL_WEIGHTS
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
@@ -46,6 +46,7 @@ class Epochs:
         checkpoint: path of a checkpoint by its name (`best`, …); None where none are written.
         progress: called with a status line between passes.
         report: called with a line about each epoch.
+        probes: the user's probes.
     """
 
     point: Point
@@ -60,6 +61,7 @@ class Epochs:
     progress: Callable[[str], None]
     report: Callable[[str], None]
     settings: Train
+    probes: Collection[Probe] = ()
     _best: float | None = None
     _stale: int = 0
     _kept: list[Any] = field(default_factory=list)
@@ -92,11 +94,13 @@ class Epochs:
                     for_training.close()
                     batches = for_training.enter_context(self.open(True, number - 1))
                 self.step.state.source = batches.epoch().__next__
-                with timing.undisturbed():
-                    seconds, whole = timing.whole_pass(self._call(), self.device)
-                steps.append(seconds)
-                observer.block_ended("epoch", whole)
-                if self._ends_with(self._epoch(number, len(seconds), whole, rates)):
+                with metrics.collecting() as custom:
+                    with timing.undisturbed():
+                        seconds, whole = timing.whole_pass(self._call(), self.device)
+                    steps.append(seconds)
+                    observer.block_ended("epoch", whole)
+                    is_over = self._ends_with(self._epoch(number, len(seconds), whole, rates), custom)
+                if is_over:
                     break
         self.step.state.source = usual
         observer.add_to(self.point)
@@ -133,12 +137,18 @@ class Epochs:
         self.point.epochs.append(epoch)
         return epoch
 
-    def _ends_with(self, epoch: Epoch) -> bool:
-        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over."""
+    def _ends_with(self, epoch: Epoch, custom: Mapping[str, Metric]) -> bool:
+        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over.
+
+        Args:
+            custom: custom metrics of the epoch, to which the user's probes may add.
+        """
         every, is_last = self.settings.eval_every, epoch.number == self.count
         can_evaluate = training.can_evaluate(self.session, self.data) and not self.point.key.replicate
         if can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
             self._evaluate(epoch)
+        self._observe(epoch)
+        epoch.metrics = list(custom.values())
         is_over = is_last or (self.settings.patience is not None and self._stale >= self.settings.patience)
         if self.checkpoint is not None:
             start = self.device.now_ns()
@@ -149,6 +159,13 @@ class Epochs:
             epoch.checkpoint_seconds = (self.device.now_ns() - start) * 1e-9
         self.report(self._line(epoch, is_over=is_over))
         return is_over
+
+    def _observe(self, epoch: Epoch) -> None:
+        """Have the user's probes that observe epochs add their metrics."""
+        context = ProbeContext(key=self.point.key, step=self.step, session=self.session, device=self.device)
+        for probe in self.probes:
+            if isinstance(probe, EpochProbe):
+                probe.after_epoch(context, epoch)
 
     def _evaluate(self, epoch: Epoch) -> None:
         self.progress("accuracy")
@@ -185,6 +202,7 @@ class Epochs:
             "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %",
             "" if epoch.learning_rate is None else f"learning rate {epoch.learning_rate:.3g}",
             f"{epoch.samples_per_second:,.0f} samples/s",
+            *(f"{one.name.partition('/')[2]} {one.value:.4g}" for one in epoch.metrics if one.value is not None),
             "" if is_over else f"about {units.format_seconds(left_seconds, 2)} left",
             f"stopped early: best accuracy {100 * (self._best or 0):.2f} %" if is_over and left_seconds else "",
         ]

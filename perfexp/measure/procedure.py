@@ -318,6 +318,7 @@ class Procedure:
             progress=self.progress,
             report=self.report,
             settings=settings,
+            probes=self.probes.values(),
         ).run()
 
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:

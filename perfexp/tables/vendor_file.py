@@ -101,6 +101,7 @@ def _training(row: Row, epochs: list[Epoch]) -> Entry:
         "epoch_seconds": [epoch.seconds for epoch in epochs],
         "epoch_losses": [epoch.loss for epoch in epochs],
         "epoch_accuracies": [epoch.accuracy for epoch in epochs],
+        "epoch_metrics": [{metric.name: metric.value for metric in epoch.metrics} for epoch in epochs],
         "samples_per_second": _figure(row.samples_per_second),
         "data_loading_seconds": row.phases.get("data"),
         "accuracy": epochs[-1].accuracy if epochs else None,
@@ -132,6 +133,7 @@ def _common(row: Row) -> Entry:
         "status": row.status.value,
         "processes": row.processes,
         "memory_peak_bytes": memory.value if memory else None,
+        "metrics": {metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")},
     }
 
 
