@@ -31,6 +31,7 @@ GIVEN = {
     ("model", "mmseg"): ["model.config=somewhere.py"],
     ("data", "images"): ["data.root=somewhere"],
     ("data", "cityscapes"): ["data.root=somewhere"],
+    ("data", "clips"): ["data.root=somewhere"],
     ("data", "skeletons"): ["data.root=somewhere"],
     ("data", "cifar10"): ["data.root=somewhere"],
     ("data", "cifar100"): ["data.root=somewhere"],

@@ -82,6 +82,7 @@ TARGETS = {
     "data/images": "perfexp.data.images.Images",
     "data/cityscapes": "perfexp.data.cityscapes.Cityscapes",
     "data/cifar": "perfexp.data.cifar.Cifar",
+    "data/clips": "perfexp.data.clips.Clips",
     "data/skeletons": "perfexp.data.skeletons.Skeletons",
     "stopping/precision": "perfexp.stopping.Precision",
     "stopping/fixed": "perfexp.stopping.Fixed",
