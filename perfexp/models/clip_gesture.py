@@ -138,7 +138,7 @@ class Gesture(Classification):
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         """InfoNCE between each input and the text of its class, and cross-entropy between each input and all texts."""
         share = self._contrastive_weight
-        contrastive = info_nce(outputs[:, targets])  # column i has the text of input i
+        contrastive = info_nce(outputs.index_select(1, targets))  # column i has the text of input i
         return share * contrastive + (1 - share) * cross_entropy(outputs, targets, label_smoothing=label_smoothing)
 
 

@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
-from perfexp.errors import PerfexpError, Unsupported, UserError, did_you_mean
+from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, torch_settings
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
-from perfexp.models.weights import load_weights
+from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -121,10 +121,8 @@ class TorchSession(Session):
             torch.save(self.module.state_dict(), self._untrained)
 
     def adopt(self, weights: Path) -> None:
-        if not weights.is_file():
-            raise PerfexpError(f"there are no weights {weights.name}: the training of this run did not end")
         self._save_loaded_weights()
-        load_weights(self.module, weights)
+        load_trained(self.module, weights)
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""

@@ -119,15 +119,16 @@ class TextEncoder(nn.Module):
     def __init__(self, texts: Sequence[str], width: int, layers: int, heads: int, embedding: int) -> None:
         super().__init__()
         tokens, ends = padded(texts)
+        positions = [row * len(tokens[0]) + end for row, end in enumerate(ends)]
         self.register_buffer("tokens", torch.tensor(tokens), persistent=False)
-        self.register_buffer("ends", torch.tensor(ends), persistent=False)
+        self.register_buffer("ends", torch.tensor(positions), persistent=False)
         self.embed, self.project = nn.Embedding(NUM_TOKENS, width), nn.Linear(width, embedding, bias=False)
         self.transformer = Transformer(width, layers, heads, 0.0, is_causal=True)
 
     def forward(self) -> Tensor:
         """The texts as (texts, embedding)."""
         states = self.transformer(self.embed(self.tokens))
-        return self.project(states[torch.arange(len(self.ends), device=states.device), self.ends])  # type: ignore[no-any-return]
+        return self.project(states.flatten(0, 1).index_select(0, self.ends))  # type: ignore[no-any-return]
 
 
 class ClipClassifier(nn.Module):

@@ -87,8 +87,8 @@ DIAGNOSTICS: dict[str, Rule] = {
         "`throughput` and `latency` include the synchronization",
     ),
     "files_left_out": _warning(
-        "{count} files of the data can't be used and were left out; the first: {first}",
-        "repair or remove them; run.log has a line for each",
+        "{files} of the data can't be used, and training and evaluation do without; the first: {first}",
+        "repair or remove what run.log has a line for",
     ),
     "data_left_out": _note(
         "a call that loads its batch from the host does not fit the launch queue; `device` is the time of calls whose "

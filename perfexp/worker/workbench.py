@@ -20,7 +20,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
@@ -182,17 +182,19 @@ class Workbench:
 
     def trained_weights(self) -> Path:
         """Return the file of the weights that the plan's training ends with."""
-        return self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), FINAL_WEIGHTS)
+        return self._checkpoint_path(FINAL_WEIGHTS)
 
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
-        path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
-        if path.parent.is_symlink():
-            raise UserError(
-                f"{path.parent} is a link, and checkpoints are written into the run's own folder: remove it."
-            )
+        path = self._checkpoint_path(name)
         path.parent.mkdir(exist_ok=True)
         self.paths.claim(path)
+        return path
+
+    def _checkpoint_path(self, name: str) -> Path:
+        path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
+        if path.parent.is_symlink():
+            raise UserError(f"{path.parent} is a link, and checkpoints are in the run's own folder: remove it.")
         return path
 
     def energy_of(self, meters: Found) -> EnergyProcedure:
@@ -218,7 +220,8 @@ class Workbench:
 
     def _data_doubts(self) -> list[Diagnostic]:
         problems = list(getattr(self.data, "problems", ()))
-        return [diagnostics.make("files_left_out", count=len(problems), first=problems[0])] if problems else []
+        files = units.counted(len(problems), "file")
+        return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""

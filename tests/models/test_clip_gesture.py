@@ -5,13 +5,19 @@ import math
 import pytest
 import torch
 
+from perfexp.data import made_skeletons
+from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.models import Backbone, ClipSize, Execution, Precision
+from perfexp.measure.procedure import Procedure
+from perfexp.models import Backbone, ClipSize, Execution, Precision, Schedule
 from perfexp.models.clip_gesture import ClipGesture, Gesture
 from perfexp.models.gestures import BEGIN, END, GESTURES, PAD, PROMPT, decode, encode, padded
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.transformer import Block, TextEncoder, info_nce, sines
+from perfexp.modes.train import Train
+from perfexp.records.record import Key, Status
+from perfexp.stopping import Fixed
 
 PARAMETERS = {"tiny": 0.5e6, "small": 1.5e6, "medium": 4e6, "large": 11e6, "xlarge": 20e6, "xxlarge": 35e6}
 
@@ -201,3 +207,22 @@ def test_every_class_of_the_data_has_a_name():
 
 def test_a_prompt_is_a_sentence_about_a_gesture():
     assert PROMPT.format(GESTURES[7]) == "a person doing side tap left"
+
+
+@pytest.mark.slow
+def test_the_stand_in_is_learned_by_who_has_not_seen_its_subjects(tmp_path):
+    made_skeletons.make(tmp_path / "made", subjects=10, repetitions=2, seed=0, progress=lambda _: None)
+    session = opened()
+    settings = {"optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}, "clip_grad_norm": 0.5}
+    train = Train(**settings, schedule=Schedule.cosine, warmup_epochs=1, eval_every=1, patience=5)
+    procedure = Procedure(
+        session=session,
+        device=session.device,
+        data=Skeletons(root=str(tmp_path / "made")),
+        modes={"train": train},
+        stopping=Fixed(warmup=1, measure=1),
+        epochs=12,
+    )
+    point = procedure.measure(Key(phase="train", input_size=(20, 75), batch_size=16, precision="fp32"))
+    assert point.status is Status.OK, point.error
+    assert point.metric("train/accuracy_best").value >= 0.9
