@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import ge
 from typing import Protocol, TypeVar
 
@@ -88,19 +88,29 @@ class BatchSizes:
 
 
 def timed_keys(
-    pairs: Sequence[tuple[Size, int]], *, phases: Sequence[str], precision: str, replicate: int, anchored: bool = False
+    pairs: Mapping[str, Sequence[tuple[Size, int]]], *, precision: str, replicate: int, anchored: bool = False
 ) -> list[Key]:
     """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
 
+    Phases with the same sizes and batch sizes take turns; others follow each other.
+
     Args:
+        pairs: sizes and batch sizes of each phase.
         replicate: number of processes.
         anchored: whether processes after the first measure only a few of many points.
     """
-    _refuse_many(replicate, len(pairs), len(phases))
+    _refuse_many(replicate, sum(map(len, pairs.values())))
+    groups: list[tuple[list[str], Sequence[tuple[Size, int]]]] = []
+    for phase, of in pairs.items():
+        if groups and groups[-1][1] == of:
+            groups[-1][0].append(phase)
+        else:
+            groups.append(([phase], of))
     return [
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
         for number in range(replicate)
-        for size, batch in (anchors(pairs) if number and anchored else pairs)
+        for phases, of in groups
+        for size, batch in (anchors(of) if number and anchored else of)
         for phase in phases
     ]
 

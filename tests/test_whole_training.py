@@ -1,6 +1,7 @@
 """Whole trainings as commands: what is refused before they start, what they leave, and how they are continued."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,12 @@ import pytest
 
 from perfexp import commands
 from perfexp.errors import UserError
+from perfexp.models import Schedule
+from perfexp.modes.train import Train
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Epoch, Status
+from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
+from perfexp.tables import csv_tables, vendor_file
 from perfexp.tables.quantities import point_runs, quantities
 from perfexp.worker.workbench import Workbench
 
@@ -23,6 +27,8 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train
     [
         ("mode.train.schedule=cosine", "mode.train.schedule=cosine is for whole epochs: set epochs=N"),
         ("mode.train.warmup_steps=5", "mode.train.warmup_steps=5 is for whole epochs"),
+        ("mode.train.warmup_epochs=5", "mode.train.warmup_epochs=5 is for whole epochs"),
+        ("epochs=2 mode.train.warmup_steps=3 mode.train.warmup_epochs=1", "use one of them"),
         ("mode.train.patience=2", "mode.train.patience=2 is for whole epochs"),
         ("mode.train.checkpoints=true", "mode.train.checkpoints=true is for whole epochs"),
         ("mode.train.resume_from=y.pt", "mode.train.resume_from=y.pt is for whole epochs"),
@@ -45,6 +51,11 @@ def test_what_no_training_can_do_is_refused_before_it_starts(run, arguments, mes
     assert not Path("x").exists()
 
 
+def test_epochs_of_warmup_are_their_steps():
+    rates = Train(optimizer={}, schedule=Schedule.cosine, warmup_epochs=2).rates(10, 7)
+    assert [rates.factor(step) for step in (0, 6, 13, 14)] == pytest.approx([1 / 14, 7 / 14, 1.0, 1.0])
+
+
 def test_a_model_without_a_state_has_no_checkpoints(run):
     code, printed, _ = run(*FAKE, "data.num_samples=8", "epochs=2", "mode.train.checkpoints=true")
     assert code == 2
@@ -65,6 +76,18 @@ def test_an_epoch_is_a_line_of_the_console_of_the_table_and_a_step_in_mlflow(run
     assert [one for one in sent if one[0] == "samples_per_second"] == [
         ("samples_per_second", epoch.number, epoch.samples_per_second) for epoch in epochs
     ]
+
+
+def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
+    record = make_record(phases=("train",))
+    record.points[0].epochs = [
+        Epoch(number=1, seconds=1.0, samples_per_second=1.0),
+        Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
+    ]
+    lines = list(csv.DictReader(csv_tables.to_csv(csv_tables.epochs(record)).decode().splitlines()))
+    assert [line["custom/f1"] for line in lines] == ["", "0.5"]
+    [training] = json.loads(vendor_file.to_json(record))["training"]
+    assert training["epoch_metrics"] == [{}, {"custom/f1": 0.5}]
 
 
 def test_epochs_of_a_record_are_read_back(finished_record):

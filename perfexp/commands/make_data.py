@@ -1,4 +1,4 @@
-"""perfexp make-data: make a small data set from photographs, for trials and timing."""
+"""perfexp make-data: make a small data set from photographs or of skeletons, for trials and timing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from perfexp.commands.app import app, echo, one_of
-from perfexp.data import made_shapes, made_streets
+from perfexp.data import made_shapes, made_skeletons, made_streets
 from perfexp.errors import UserError
 from perfexp.sweep import parse_sizes
 
 _SMALLEST, _LARGEST = 32, 16384
-#: The layouts, and the options that only one of them takes.
-_OPTIONS = {"cityscapes": ("size", "val"), "cifar10": ("test", "classes")}
+#: The layouts with the options that they take.
+_OPTIONS = {
+    "cityscapes": ("photographs", "size", "train", "val"),
+    "cifar10": ("photographs", "train", "test", "classes"),
+    "skeletons": ("subjects", "repetitions"),
+}
 #: Files of training images in CIFAR-10's format, none of which is empty.
 _FILES = 5
 
@@ -24,7 +28,8 @@ def make_data(
     where: Annotated[
         list[str],
         typer.Argument(
-            metavar="[LAYOUT] DIR", help="Output folder, empty or new, after cityscapes (default) or cifar10."
+            metavar="[LAYOUT] DIR",
+            help="Output folder, empty or new, after cityscapes (default), cifar10 or skeletons",
         ),
     ],
     photographs: Annotated[
@@ -40,19 +45,29 @@ def make_data(
         int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000.")
     ] = None,
     classes: Annotated[int | None, typer.Option(metavar="N", min=2, max=10, help="Classes of cifar10; 10.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops.")] = 0,
+    subjects: Annotated[
+        int | None, typer.Option(metavar="N", min=2, max=1000, help="Subjects of skeletons; 20.")
+    ] = None,
+    repetitions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1000, help="Repetitions of each gesture by a subject; 5.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")] = 0,
 ) -> None:
-    """Make a small data set from crops of photographs, for data=cityscapes or data=cifar10.
+    """Make a small data set, for data=cityscapes, data=cifar10 or data=skeletons.
 
     For cityscapes there are masks of 19 classes. They are artificial, from colors and positions: use them to try out
-    and to time, not to learn. For cifar10 the classes are shapes on the images, which convolutions learn. The same
-    photographs, sizes, numbers and seed give the same pixels.
+    and to time, not to learn. For cifar10 the classes are shapes on the images, which convolutions learn. Both are
+    crops of photographs. For skeletons, joints of simple geometry do nine gestures, which classifiers of sequences
+    learn. The same photographs, sizes, numbers and seed give the same data.
     """
     layout, folder = _layout(where)
-    given = {"size": size, "val": val, "test": test, "classes": classes}
-    for name in (name for other, names in _OPTIONS.items() if other != layout for name in names):
-        if given[name] is not None:
-            raise UserError(f"--{name} is not for {layout}; its own are --{' and --'.join(_OPTIONS[layout])}.")
+    given = {"photographs": photographs, "size": size, "train": train, "val": val, "test": test, "classes": classes}
+    for name, value in (given | {"subjects": subjects, "repetitions": repetitions}).items():
+        if value is not None and name not in _OPTIONS[layout]:
+            raise UserError(f"--{name} is not for {layout}; its own are --{', --'.join(_OPTIONS[layout])}.")
+    if layout == "skeletons":
+        _make_skeletons(folder, subjects or 20, repetitions or 5, seed)
+        return
     files = None if photographs is None else made_streets.photographs_in(photographs)
     if layout == "cifar10":
         _make_shapes(folder, files, train or 10_000, test or 2_000, classes or len(made_shapes.SHAPES), seed)
@@ -93,3 +108,12 @@ def _make_shapes(folder: Path, files: list[Path] | None, train: int, test: int, 
     echo(f"{folder}: {train} images of training and {test} of evaluation, {classes} classes, in CIFAR-10's format.")
     echo("It stands in for CIFAR-10, and its accuracies are its own.")
     echo(f"Train on it: python -m perfexp experiment=cifar10 data.root={folder} epochs=5")
+
+
+def _make_skeletons(folder: Path, subjects: int, repetitions: int, seed: int) -> None:
+    count = made_skeletons.make(folder, subjects=subjects, repetitions=repetitions, seed=seed, progress=_progress)
+    echo(f"{folder}: {count} repetitions of 9 gestures by {subjects} subjects, in the layout of IntelliRehabDS.")
+    echo("It stands in for IntelliRehabDS, and its accuracies are its own.")
+    echo(
+        f"Train on it: python -m perfexp experiment=full_benchmark model=clip_gesture data=skeletons data.root={folder}"
+    )

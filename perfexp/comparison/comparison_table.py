@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perfexp.comparison import device_summary
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
@@ -88,6 +89,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     further = [str(pair.further_processes or "") for pair in pairs]
     undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
     notes = [*undecided, *_clock_note(pairs), *_means(comparison, side)]
+    notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),

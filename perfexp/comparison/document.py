@@ -104,6 +104,24 @@ class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     models: int
 
 
+class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Another device against the baseline's in one phase; ratios are geometric means over the comparable pairs.
+
+    Attributes:
+        speedup: time of the baseline over time of the other side.
+        throughput_ratio: rate of the other side over that of the baseline.
+        memory_efficiency: the same ratio of rates per byte of peak memory.
+        accuracy_difference: accuracy of the other side minus that of the baseline.
+    """
+
+    side: str
+    phase: str
+    speedup: float | None
+    throughput_ratio: float | None
+    memory_efficiency: float | None
+    accuracy_difference: float | None
+
+
 class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What a layer contributes to the difference of a pair's call.
 
@@ -148,6 +166,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     means: tuple[Mean, ...]
     alone: tuple[Alone, ...]
     layers: tuple[LayerDifference, ...]
+    devices: tuple[DeviceSummary, ...] = ()
 
     def to_json(self) -> bytes:
         """The comparison as indented JSON."""

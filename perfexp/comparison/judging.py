@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfexp import __version__
-from perfexp.comparison import comparability, layer_differences, pairing
+from perfexp.comparison import comparability, device_summary, layer_differences, pairing
 from perfexp.comparison.comparability import Difference
 from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideFacts, Verdict
 from perfexp.comparison.measures import MEASURES, repeats
@@ -98,16 +98,17 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     clocks = _clocks(drafts, verdicts)
     alone = [_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone]
     pairs = [_compared(*judged, names, settings) for judged in zip(drafts, verdicts, clocks, strict=True)]
+    facts = [
+        _facts(baseline),
+        *(_facts(other, between.of_all(matching), matching.level) for other, matching in matched),
+    ]
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
         fdr=settings.fdr,
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
-        sides=(
-            _facts(baseline),
-            *(_facts(other, between.of_all(matching), matching.level) for other, matching in matched),
-        ),
+        sides=tuple(facts),
         pairs=tuple(sorted(pairs, key=_regressions_first)),
         means=tuple(_means(drafts)),
         alone=(*alone, *_measures_alone(baseline, matched, figures, names)),
@@ -117,6 +118,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
             for one, two in matching.pairs
             for line in layer_differences.of_pair(other.name, pairing.label(one, names), one, two)
         ),
+        devices=tuple(device_summary.summaries(facts, pairs)),
     )
 
 

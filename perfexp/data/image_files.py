@@ -33,10 +33,10 @@ def find_split(folder: Path, root: Path) -> Split:
     and `OSError` if it cannot be read.
     """
     looked_for = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
-    classes = sorted(entry.name for entry in _entries(folder, root) if entry.is_dir())
+    classes = sorted(entry.name for entry in visible_entries(folder, root) if entry.is_dir())
     items: list[tuple[Path, int | None]] = []
     for label, name in enumerate(classes):
-        images = sorted(_find_images(folder / name, root))
+        images = sorted(find_images(folder / name, root))
         if not images:
             raise UserError(
                 f"The class folder {folder / name} holds no images. Fill it or remove it: a folder is a class. "
@@ -44,7 +44,7 @@ def find_split(folder: Path, root: Path) -> Split:
             )
         items += [(image, label) for image in images]
     if not classes:
-        items = [(image, None) for image in sorted(_find_images(folder, root))]
+        items = [(image, None) for image in sorted(find_images(folder, root))]
     if not items:
         raise UserError(f"There are no images in {folder}. {looked_for}")
     return Split(items, classes)
@@ -68,16 +68,17 @@ def read_image(file: Path, advice: str = "Repair it, or take it out of the folde
         return image.convert("RGB")
 
 
-def _find_images(folder: Path, root: Path) -> Iterator[Path]:
-    for entry in _entries(folder, root):
+def find_images(folder: Path, root: Path) -> Iterator[Path]:
+    """Yield the images in and below a folder, in any order."""
+    for entry in visible_entries(folder, root):
         if entry.is_dir():
             if not entry.is_symlink():  # a link upwards would never end
-                yield from _find_images(Path(entry.path), root)
+                yield from find_images(Path(entry.path), root)
         elif Path(entry.name).suffix.lower() in EXTENSIONS and entry.is_file():
             yield Path(entry.path)
 
 
-def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
+def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
     """Entries of a folder, without hidden files and links that lead out of the root.
 
     `os.scandir`, unlike `Path.iterdir`, identifies links and folders without a file-system call for each of a million

@@ -8,7 +8,7 @@ if its steps are CUDA graphs, which leave the host idle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,9 +26,10 @@ from perfexp.models import Session
 from perfexp.modes import Step
 from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
-from perfexp.probes import timing
+from perfexp.probes import EpochProbe, Probe, ProbeContext, timing
 from perfexp.probes.conditions import Observer
-from perfexp.records import diagnostics, units
+from perfexp.records import diagnostics, metrics, units
+from perfexp.records.paths import FINAL_WEIGHTS
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -47,6 +48,7 @@ class Epochs:
         checkpoint: path of a checkpoint by its name (`best`, …); None where none are written.
         progress: called with a status line between passes.
         report: called with a line about each epoch.
+        probes: the user's probes.
     """
 
     point: Point
@@ -61,6 +63,7 @@ class Epochs:
     progress: Callable[[str], None]
     report: Callable[[str], None]
     settings: Train
+    probes: Collection[Probe] = ()
     _best: float | None = None
     _stale: int = 0
     _kept: list[Any] = field(default_factory=list)
@@ -95,11 +98,13 @@ class Epochs:
                     for_training.close()
                     batches = for_training.enter_context(self.open(True, number - 1))
                 self.step.state.source = batches.epoch().__next__
-                with timing.undisturbed():
-                    seconds, whole = timing.whole_pass(self._call(), self.device)
-                steps.append(seconds)
-                observer.block_ended("epoch", whole)
-                if self._ends_with(self._epoch(number, len(seconds), whole, rates)):
+                with metrics.collecting() as custom:
+                    with timing.undisturbed():
+                        seconds, whole = timing.whole_pass(self._call(), self.device)
+                    steps.append(seconds)
+                    observer.block_ended("epoch", whole)
+                    is_over = self._ends_with(self._epoch(number, len(seconds), whole, rates), custom)
+                if is_over:
                     break
         self.step.state.source = usual
         observer.add_to(self.point)
@@ -136,11 +141,17 @@ class Epochs:
         self.point.epochs.append(epoch)
         return epoch
 
-    def _ends_with(self, epoch: Epoch) -> bool:
-        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over."""
+    def _ends_with(self, epoch: Epoch, custom: Mapping[str, Metric]) -> bool:
+        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over.
+
+        Args:
+            custom: custom metrics of the epoch, to which the user's probes may add.
+        """
         every, is_last = self.settings.eval_every, epoch.number == self.count
         if self._can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
             self._evaluate(epoch)
+        self._observe(epoch)
+        epoch.metrics = list(custom.values())
         is_over = is_last or (self.settings.patience is not None and self._stale >= self.settings.patience)
         if self.checkpoint is not None:
             start = self.device.now_ns()
@@ -163,6 +174,13 @@ class Epochs:
         with self.session.evaluating(), closing(self._evaluated.epoch()) as batches:
             for batch in islice(batches, 1):
                 self.session.forward(batch.inputs)
+
+    def _observe(self, epoch: Epoch) -> None:
+        """Have the user's probes that observe epochs add their metrics."""
+        context = ProbeContext(key=self.point.key, step=self.step, session=self.session, device=self.device)
+        for probe in self.probes:
+            if isinstance(probe, EpochProbe):
+                probe.after_epoch(context, epoch)
 
     def _evaluate(self, epoch: Epoch) -> None:
         self.progress("accuracy")
@@ -187,7 +205,7 @@ class Epochs:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
             trainer.save(path(name), facts, later="graph" in dict(self.step.segments))
         if is_over:
-            trainer.save_weights(path("final_weights"))
+            trainer.save_weights(path(FINAL_WEIGHTS))
             trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
@@ -199,6 +217,7 @@ class Epochs:
             "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %",
             "" if epoch.learning_rate is None else f"learning rate {epoch.learning_rate:.3g}",
             f"{epoch.samples_per_second:,.0f} samples/s",
+            *(f"{one.name.partition('/')[2]} {one.value:.4g}" for one in epoch.metrics if one.value is not None),
             "" if is_over else f"about {units.format_seconds(left_seconds, 2)} left",
             f"stopped early: best accuracy {100 * (self._best or 0):.2f} %" if is_over and left_seconds else "",
         ]

@@ -74,6 +74,7 @@ class Procedure:
         group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
+        trained_weights: file of weights that inference is measured with; None for those that were loaded.
         progress: called with a status line between timed blocks.
         report: called with a line of results, for example of an epoch.
     """
@@ -99,6 +100,7 @@ class Procedure:
     group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
     checkpoint: Callable[[str], Path] | None = None
+    trained_weights: Path | None = None
     progress: Callable[[str], None] = lambda _: None
     report: Callable[[str], None] = lambda _: None
 
@@ -218,6 +220,8 @@ class Procedure:
         if self.algorithm is not None:
             self.algorithm.begin_point()
         self.session.reset()
+        if self.trained_weights is not None and key.phase == "inference":
+            self.session.adopt(self.trained_weights)
         self.device.reset_peak_memory()
         mode = self.modes[key.phase]
         with self._batches(key, training=key.phase == "train") as batches:
@@ -314,6 +318,7 @@ class Procedure:
             progress=self.progress,
             report=self.report,
             settings=settings,
+            probes=self.probes.values(),
         ).run()
 
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:

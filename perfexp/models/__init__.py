@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
+from perfexp.errors import UserError
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 
@@ -19,6 +20,24 @@ class Stem(StrEnum):
 
     imagenet = "imagenet"
     cifar = "cifar"
+
+
+class ClipSize(StrEnum):
+    """Size of a CLIP gesture classifier: 0.5, 1.5, 4, 11, 20 or 35 million parameters."""
+
+    tiny = "tiny"
+    small = "small"
+    medium = "medium"
+    large = "large"
+    xlarge = "xlarge"
+    xxlarge = "xxlarge"
+
+
+class Backbone(StrEnum):
+    """Inputs of a CLIP gesture classifier: columns of a skeleton's joints, or images of a video."""
+
+    skeleton = "skeleton"
+    image = "image"
 
 
 @dataclass(kw_only=True)
@@ -166,6 +185,13 @@ class Session(Protocol):
     def reset(self) -> None:
         """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
         return None
+
+    def adopt(self, weights: Path) -> None:
+        """Replace the weights by those of a file until the next `reset`.
+
+        Raises `PerfexpError` if the file is missing, `UserError` if it does not fit, or the session has no weights.
+        """
+        raise UserError("The model has no weights that could be replaced: set mode.inference.trained=false.")
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""

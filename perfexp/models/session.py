@@ -22,6 +22,7 @@ from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, t
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
+from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -114,12 +115,19 @@ class TorchSession(Session):
     @contextmanager
     def training(self) -> Iterator[None]:
         """See `Session`. The weights before the first training are saved in a file."""
+        self._save_loaded_weights()
+        with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
+            yield
+
+    def _save_loaded_weights(self) -> None:
         if self._untrained is None:
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)
-        with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
-            yield
+
+    def adopt(self, weights: Path) -> None:
+        self._save_loaded_weights()
+        load_trained(self.module, weights)
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from packaging.version import Version, parse
 
-from perfexp.errors import UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.host import untrusted
 
 _SUFFIXES = (".pth", ".pt")
 #: Keys of the weights in a checkpoint that holds more.
@@ -85,6 +86,13 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     tensors = _read_weights(file)
     check_fit(module, tensors, file)
     module.load_state_dict({**module.state_dict(), **tensors})
+
+
+def load_trained(module: torch.nn.Module, file: Path) -> None:
+    """As `load_weights`, for what a run's own training leaves; raises `PerfexpError` if it has left nothing."""
+    if not untrusted.is_regular(file):
+        raise PerfexpError(f"there are no weights {file.name}: the training of this run did not end")
+    load_weights(module, file)
 
 
 def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from perfexp.data import Batches
 from perfexp.models import Session
@@ -10,7 +11,15 @@ from perfexp.modes import State, Step
 
 
 class Inference:
-    """Forward passes without autograd."""
+    """Forward passes without autograd.
+
+    Args:
+        trained: whether the weights are those that the run's training ended with, instead of those that were loaded.
+        batch_size: batch sizes of inference in the plan; None for those of all phases.
+    """
+
+    def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:
+        self.trained = trained
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
         state, run = State(source=batches.next), session.forward

@@ -24,6 +24,7 @@ class Train:
 
     Args:
         warmup_steps: steps in which the learning rate grows linearly.
+        warmup_epochs: the same in epochs.
         decay_epochs: epochs between two decays of `schedule=step`, each by `decay_factor`.
         clip_grad_norm: largest norm of all gradients together; None for any.
         ema: decay of a moving average of the weights, which is evaluated and saved in their place.
@@ -32,6 +33,7 @@ class Train:
         log_every: steps between two losses of an epoch's mean; None for the loss of its last step.
         save_every: epochs between two checkpoints with the epoch's number; None for none.
         resume_from: file of a checkpoint to continue.
+        batch_size: batch sizes of training in the plan; None for those of all phases.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Train:
         optimizer: dict[str, Any],
         schedule: Schedule = Schedule.constant,
         warmup_steps: int = 0,
+        warmup_epochs: int = 0,
         decay_epochs: int = 30,
         decay_factor: float = 0.1,
         label_smoothing: float = 0.0,
@@ -51,15 +54,17 @@ class Train:
         checkpoints: bool = False,
         save_every: int | None = None,
         resume_from: str | None = None,
+        batch_size: Any = None,
     ) -> None:
         self.optimizer = _checked(optimizer)
-        self.schedule, self.warmup_steps = Schedule(schedule), warmup_steps
+        self.schedule, self.warmup_steps, self.warmup_epochs = Schedule(schedule), warmup_steps, warmup_epochs
         self.decay_epochs, self.decay_factor = decay_epochs, decay_factor
         self.label_smoothing, self.clip_grad_norm, self.ema = label_smoothing, clip_grad_norm, ema
         self.eval_every, self.patience, self.log_every = eval_every or (1 if patience else None), patience, log_every
         self.checkpoints, self.save_every, self.resume_from = checkpoints, save_every, resume_from
         for key, value, is_possible, allowed in (
             ("warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more steps"),
+            ("warmup_epochs", warmup_epochs, warmup_epochs >= 0, "0 or more epochs"),
             ("decay_epochs", decay_epochs, decay_epochs >= 1, "1 epoch or more"),
             ("decay_factor", decay_factor, 0 < decay_factor <= 1, "a number above 0, up to 1"),
             ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "a number from 0, below 1"),
@@ -79,6 +84,8 @@ class Train:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
         if save_every and not checkpoints:
             raise UserError(f"mode.train.save_every={save_every} needs mode.train.checkpoints=true.")
+        if warmup_steps and warmup_epochs:
+            raise UserError("mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one of them.")
 
     @property
     def of_epochs(self) -> list[str]:
@@ -86,6 +93,7 @@ class Train:
         settings = {
             "schedule": self.schedule if self.schedule is not Schedule.constant else None,
             "warmup_steps": self.warmup_steps,
+            "warmup_epochs": self.warmup_epochs,
             "patience": self.patience,
             "eval_every": self.eval_every,
             "log_every": self.log_every,
@@ -97,7 +105,7 @@ class Train:
     @property
     def is_scheduled(self) -> bool:
         """Whether the learning rate changes."""
-        return self.schedule is not Schedule.constant or self.warmup_steps > 0
+        return self.schedule is not Schedule.constant or self.warmup_steps + self.warmup_epochs > 0
 
     def rates(self, epochs: int, per_epoch: int) -> Rates:
         """The learning rates of a training of a number of epochs, with `per_epoch` steps in each."""
@@ -105,7 +113,7 @@ class Train:
             schedule=self.schedule,
             total=epochs * per_epoch,
             per_epoch=per_epoch,
-            warmup=self.warmup_steps,
+            warmup=self.warmup_steps + self.warmup_epochs * per_epoch,
             decay_epochs=self.decay_epochs,
             decay_factor=self.decay_factor,
         )

@@ -67,12 +67,16 @@ class Job:
 
     @property
     def replicates(self) -> list[int]:
-        """Numbers of the replicates in measuring order: the first one, which may have more points, among the others."""
+        """Numbers of the replicates in measuring order: the first one, which may have more points, among the others.
+
+        It comes before them if it alone trains: the others may infer with its weights.
+        """
         points = Counter(key.replicate for key in self.timed)
         if not points:
             return []
         first, *others = sorted(points)
-        before = len(others) // 2 if points[first] > min(points.values()) else 0
+        trains_alone = {key.replicate for key in self.timed if key.phase == "train"} == {first} and others
+        before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
         return [*others[:before], first, *others[before:]]
 
 

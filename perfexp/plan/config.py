@@ -212,16 +212,28 @@ class Plan(PlanSchema):
         named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
         return [conf_dir(), *map(Path, named)]
 
+    @property
+    def infers_trained(self) -> bool:
+        """Whether inference is measured with the weights that the run's training ends with."""
+        return bool(self.mode.inference and self.mode.inference.get("trained"))
+
     def timed_keys(self) -> list[Key]:
-        """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash."""
-        pairs = build(self.sweep).points(self.input_size, self.batch_size)
-        return timed_keys(
-            pairs,
-            phases=self.phases,
+        """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash.
+
+        One process trains where inference takes the trained weights.
+        """
+        keys = timed_keys(
+            {phase: build(self.sweep).points(self.input_size, self._batch_sizes(phase)) for phase in self.phases},
             precision=self.precision.name,
             replicate=self.processes,
             anchored=self.replicate is None,
         )
+        return [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
+
+    def _batch_sizes(self, phase: str) -> list[int]:
+        """Batch sizes of a phase: its own, or those of all phases."""
+        own = getattr(self.mode, phase).get("batch_size")
+        return self.batch_size if own is None else parse_batch_sizes(own)
 
     def first_prediction_keys(self) -> list[Key]:
         """Cold starts: the first inference, of each replicate that the plan names."""
@@ -279,6 +291,11 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
         plain["timeout_seconds"] = None
+    for phase, node in plain["mode"].items():
+        if (
+            isinstance(node, dict) and "_target_" not in node
+        ):  # settings of an experiment, of a phase that is not measured
+            plain["mode"][phase] = None
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
     plain["format"] = FORMAT

@@ -21,7 +21,7 @@ from omegaconf import MISSING
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.models import Schedule, Stem
+from perfexp.models import Backbone, ClipSize, Schedule, Stem
 from perfexp.stopping import Steady
 
 
@@ -68,8 +68,10 @@ class FakeFaults:
 #: The class or function that each generated schema describes.
 TARGETS = {
     "mode/train": "perfexp.modes.train.Train",
+    "mode/inference": "perfexp.modes.inference.Inference",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
+    "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",
     "model/fake": "perfexp.models.fake.FakeModel",
     "algorithm/forced": "perfexp.algorithms.forced.Forced",
     "profiler/nsys": "perfexp.profilers.nsys.Nsys",
@@ -80,6 +82,8 @@ TARGETS = {
     "data/images": "perfexp.data.images.Images",
     "data/cityscapes": "perfexp.data.cityscapes.Cityscapes",
     "data/cifar": "perfexp.data.cifar.Cifar",
+    "data/clips": "perfexp.data.clips.Clips",
+    "data/skeletons": "perfexp.data.skeletons.Skeletons",
     "stopping/precision": "perfexp.stopping.Precision",
     "stopping/fixed": "perfexp.stopping.Fixed",
     "sweep/point": "perfexp.sweep.Point",
@@ -92,7 +96,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
-    **{kind.__name__: kind for kind in (Pipeline, Schedule, Stem)},
+    **{kind.__name__: kind for kind in (Backbone, ClipSize, Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

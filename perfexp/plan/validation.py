@@ -32,6 +32,12 @@ def check(plan: config.Plan) -> None:
             f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: set the samples of an epoch "
             "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
         )
+    nodes = [node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)]
+    if all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in ([], [1]):
+        raise UserError(
+            f"batch_size={plan.batch_size} would be used by no phase: set mode.train.batch_size and "
+            "mode.inference.batch_size, or leave one of them null."
+        )
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
         raise UserError(f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
@@ -86,6 +92,12 @@ def _is_endless(data: Mapping[str, Any]) -> bool:
 def _check_training(plan: config.Plan) -> None:
     """Raise UserError for settings of whole epochs without epochs, and for checkpoints of more than one training."""
     node = plan.mode.train
+    saved = isinstance(node, Mapping) and node.get("checkpoints")
+    if plan.infers_trained and not (saved and plan.epochs):
+        raise UserError(
+            "mode.inference.trained=true needs the weights of a training: add mode=train_inference epochs=N "
+            "mode.train.checkpoints=true, or name a file with model.weights."
+        )
     if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
         return  # a mode of the user's, whose code belongs into the worker
     mode = config.build(node)

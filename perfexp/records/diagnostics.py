@@ -86,6 +86,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the call synchronizes; `device` is the time of an equivalent call that does not: {how}",
         "`throughput` and `latency` include the synchronization",
     ),
+    "files_left_out": _warning(
+        "{files} of the data can't be used, and training and evaluation do without; the first: {first}",
+        "repair or remove what run.log has a line for",
+    ),
     "data_left_out": _note(
         "a call that loads its batch from the host does not fit the launch queue; `device` is the time of calls whose "
         "batches are on the device already",

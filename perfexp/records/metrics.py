@@ -11,7 +11,7 @@ _open: list[dict[str, Metric]] = []
 
 
 def metric(name: str, value: float | None, unit: str = "1") -> None:
-    """Add a metric to the record of the point that is being measured; without such a point, do nothing.
+    """Add a metric to the point that is being measured, and to the epoch in progress; without a point, do nothing.
 
     A later value of the same name replaces the earlier one. Prefer calling it from a probe: code in a model's forward
     pass is timed.
@@ -24,8 +24,10 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
         TypeError: the value is not a number.
     """
     if _open:
-        number = None if value is None else float(value)
-        _open[-1][name] = Metric(name=f"custom/{name}", value=number, unit=unit)
+        plain = getattr(value, "detach", lambda: value)()  # a tensor may belong to a graph
+        number = None if plain is None else float(plain)
+        for metrics in _open:
+            metrics[name] = Metric(name=f"custom/{name}", value=number, unit=unit)
 
 
 @contextmanager
@@ -36,4 +38,4 @@ def collecting() -> Iterator[dict[str, Metric]]:
     try:
         yield metrics
     finally:
-        _open.remove(metrics)
+        _open.pop()  # the innermost one: equal dictionaries are not the same

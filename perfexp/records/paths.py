@@ -30,6 +30,8 @@ _ARTIFACT = re.compile(
 )
 #: Folder of checkpoints in that of a run: the only one with files that the run wrote.
 CHECKPOINTS = "checkpoints"
+#: Name of the weights that a training ends with, among its checkpoints.
+FINAL_WEIGHTS = "final_weights"
 
 
 def append_line(path: Path, line: bytes) -> None:

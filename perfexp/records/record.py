@@ -150,6 +150,7 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         accuracy: top-1 accuracy after the epoch; None without an evaluation.
         evaluation_seconds: duration of that evaluation.
         checkpoint_seconds: duration of writing checkpoints.
+        metrics: custom metrics that were added during the epoch, its evaluation included; the last value of each.
     """
 
     number: int
@@ -160,6 +161,13 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     accuracy: float | None = None
     evaluation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    metrics: list[Metric] = []
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """All figures by name, those of custom metrics as `custom/NAME`."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("number", "metrics")}
+        return own | {metric.name: metric.value for metric in self.metrics}
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

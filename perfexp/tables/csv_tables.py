@@ -7,8 +7,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from perfexp.host.untrusted import spreadsheet_text
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Record, Status
@@ -58,8 +56,7 @@ def epochs(record: Record) -> list[Line]:
     """Return one line for each epoch of each training."""
     about = subject(record.plan, record.environment)
     return [
-        {**columns_of(about, point.key), "replicate": point.key.replicate, "epoch": epoch.number}
-        | {name: value for name, value in msgspec.structs.asdict(epoch).items() if name != "number"}
+        {**columns_of(about, point.key), "replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
         for point in record.points
         for epoch in point.epochs
     ]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
@@ -88,8 +87,8 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
 def _epochs(record: Record, key: Key) -> Iterator[Quantity]:
     """The figures of each epoch of a training, at its number."""
     for epoch in (epoch for point in record.points if point.key == key for epoch in point.epochs):
-        for name, value in msgspec.structs.asdict(epoch).items():
-            if name != "number" and value is not None:
+        for name, value in epoch.figures.items():
+            if value is not None:
                 yield Quantity("epoch", name, value, key, epoch.number)
 
 

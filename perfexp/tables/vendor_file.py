@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perfexp.diagnosis.environment import vendor
+from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.cold_starts import first_predictions
@@ -56,6 +57,8 @@ def to_json(record: Record) -> bytes:
         "model": about.model,
         "algorithm": about.algorithm,
         "execution": about.execution,
+        "parameters": fact_at(record.environment, "session.parameters"),
+        "total_runtime_seconds": _seconds_between(record.started, record.ended),
         "training": [_training(row, _epochs(record, row.key)) for row in table if row.key.phase == "train"],
         "inference": [
             _inference(row, requested_percentiles(record), starts.get((row.key.input_size, row.key.batch_size)))
@@ -90,10 +93,15 @@ def _epochs(record: Record, key: Key) -> list[Epoch]:
 
 
 def _training(row: Row, epochs: list[Epoch]) -> Entry:
-    """Times of whole epochs are those of the first process, evaluations and checkpoints not included."""
+    """Times of whole epochs are those of the first process; only the total has evaluations and checkpoints."""
+    parts = [(epoch.seconds, epoch.evaluation_seconds, epoch.checkpoint_seconds) for epoch in epochs]
     return _common(row) | {
+        "total_runtime_seconds": sum(map(sum, parts)) if epochs else None,
         "training_seconds": sum(epoch.seconds for epoch in epochs) if epochs else None,
         "epoch_seconds": [epoch.seconds for epoch in epochs],
+        "epoch_losses": [epoch.loss for epoch in epochs],
+        "epoch_accuracies": [epoch.accuracy for epoch in epochs],
+        "epoch_metrics": [{metric.name: metric.value for metric in epoch.metrics} for epoch in epochs],
         "samples_per_second": _figure(row.samples_per_second),
         "data_loading_seconds": row.phases.get("data"),
         "accuracy": epochs[-1].accuracy if epochs else None,
@@ -109,7 +117,11 @@ def _inference(row: Row, percentiles: Sequence[float], first_seconds: Interval |
     }
     for number in percentiles:
         line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _ms) if service else None
-    return line | {"energy_joules_per_prediction": _figure(find_metric(row, _ENERGY))}
+    accuracy = find_metric(row, "accuracy")
+    return line | {
+        "accuracy": accuracy.value if accuracy else None,
+        "energy_joules_per_prediction": _figure(find_metric(row, _ENERGY)),
+    }
 
 
 def _common(row: Row) -> Entry:
@@ -121,6 +133,7 @@ def _common(row: Row) -> Entry:
         "status": row.status.value,
         "processes": row.processes,
         "memory_peak_bytes": memory.value if memory else None,
+        "metrics": {metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")},
     }
 
 
@@ -130,6 +143,10 @@ def _figure(figure: Interval | Metric | None, scaled: Callable[[float], float] =
         return None
     ends = () if figure.low is None or figure.high is None else sorted(map(scaled, (figure.low, figure.high)))
     return {"value": scaled(figure.value), "low": ends[0] if ends else None, "high": ends[1] if ends else None}
+
+
+def _seconds_between(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 def _ms(seconds: float) -> float:

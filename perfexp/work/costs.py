@@ -57,6 +57,7 @@ _ADDED = {"index_add": "source", "scatter_add": "src"}
 #: FLOPs for each element of the first output.
 _PER_OUTPUT: dict[str, int] = {
     "_softmax": SOFTMAX_FLOPS,
+    "_safe_softmax": SOFTMAX_FLOPS,
     "_log_softmax": SOFTMAX_FLOPS,
     "native_dropout": 2,
     "glu": 2,

@@ -53,6 +53,8 @@ def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
     bench.open_data()
     watch.lap("data")
     bench.load_model()
+    if bench.plan.infers_trained:
+        bench.session.adopt(bench.trained_weights())
     watch.lap("weights")
     session, plan, size, batch_size = bench.session, bench.plan, key.input_size, key.batch_size
     with (

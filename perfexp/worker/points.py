@@ -12,7 +12,11 @@ from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Key, Point, Status, missing, point_to_line, read_points, timed_key
 
 if TYPE_CHECKING:
+    from perfexp.data import Data
     from perfexp.measure.procedure import Procedure
+
+#: Files that cannot be used, of which the console shows each.
+_SHOWN_PROBLEMS = 20
 
 
 def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
@@ -22,12 +26,14 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     """
     skip_larger = config.build(plan.sweep).skip_larger
     if replicate == 0:
+        _report_problems(procedure.data, emit)
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.timed_keys()
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    for key in sweep.order(_missing(keys, paths, replicate), replicate, plan.seed):
+    order = sweep.order(_missing(keys, paths, replicate), replicate, plan.seed)
+    for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
         predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
@@ -37,6 +43,17 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         if out_of_step or procedure.device.is_lost():
             return False
     return True
+
+
+def _report_problems(data: Data, emit: Events) -> None:
+    """Report the files of the data that cannot be used, a line for each, the first ones on the console."""
+    problems = list(getattr(data, "problems", ()))
+    for number, problem in enumerate(problems):
+        print(f"left out: {problem}")
+        if number < _SHOWN_PROBLEMS:
+            emit("block", text=f"left out: {problem}", is_result=True)
+    if len(problems) > _SHOWN_PROBLEMS:
+        emit("block", text=f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
 
 
 def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:

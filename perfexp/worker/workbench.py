@@ -20,9 +20,10 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config
+from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
 from perfexp.records.record import read_points
 from perfexp.statistics import distributions
 
@@ -138,7 +139,8 @@ class Workbench:
         """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
-            config.build(train).updating(self.session, self.plan.batch_size[0])
+            key = next(key for key in self.plan.timed_keys() if key.phase == "train")
+            config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
     def procedure(self, **extra: Any) -> Iterator[Procedure]:
@@ -172,21 +174,27 @@ class Workbench:
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
                 "checkpoint": self._checkpoint,
+                "trained_weights": self.trained_weights() if plan.infers_trained else None,
                 "progress": lambda text: self.emit("block", text=text),
                 "report": lambda text: self.emit("block", text=text, is_result=True),
             }
             yield Procedure(**fields | extra)
 
+    def trained_weights(self) -> Path:
+        """Return the file of the weights that the plan's training ends with."""
+        return self._checkpoint_path(FINAL_WEIGHTS)
+
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
-        data = self.plan.choices.get("data", "data")
-        path = self.paths.checkpoint(self.plan.model_name, data, name)
-        if path.parent.is_symlink():
-            raise UserError(
-                f"{path.parent} is a link, and checkpoints are written into the run's own folder: remove it."
-            )
+        path = self._checkpoint_path(name)
         path.parent.mkdir(exist_ok=True)
         self.paths.claim(path)
+        return path
+
+    def _checkpoint_path(self, name: str) -> Path:
+        path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
+        if path.parent.is_symlink():
+            raise UserError(f"{path.parent} is a link, and checkpoints are in the run's own folder: remove it.")
         return path
 
     def energy_of(self, meters: Found) -> EnergyProcedure:
@@ -197,7 +205,7 @@ class Workbench:
         rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
-    def write_environment(self, diagnostics: Sequence[Diagnostic] = (), **extra: Any) -> None:
+    def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
         """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
 
         Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
@@ -205,10 +213,15 @@ class Workbench:
         """
         facts = {**self._facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
-        own = (*self.device.doubts(), *self.session.doubts(), *diagnostics)
+        own = (*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *further)
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")
+
+    def _data_doubts(self) -> list[Diagnostic]:
+        problems = list(getattr(self.data, "problems", ()))
+        files = units.counted(len(problems), "file")
+        return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""

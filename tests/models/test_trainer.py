@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from PIL import Image
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import perfexp
 from perfexp.data import Batches
 from perfexp.data.images import Images
 from perfexp.data.synthetic import Synthetic
@@ -29,7 +32,8 @@ from perfexp.models.weights import load_weights
 from perfexp.modes import graphed
 from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
-from perfexp.records.record import Key, Point, Status
+from perfexp.probes import ProbeContext
+from perfexp.records.record import Epoch, Key, Point, Status
 from perfexp.stopping import Fixed
 
 KEY = Key(phase="train", input_size=(12, 12), batch_size=4, precision="fp32")
@@ -198,6 +202,46 @@ def test_an_epoch_has_its_figures_and_a_line(pictures: Path, tmp_path: Path) -> 
     assert "left" in lines[0]
     assert "accuracy" in lines[1]
     assert not list(tmp_path.iterdir())
+
+
+class Recorder:
+    """A user's probe, and a user's loss that reports while it learns."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float | None]] = []
+
+    @contextmanager
+    def around(self, context: ProbeContext) -> Iterator[None]:
+        yield
+        perfexp.metric("calls_observed", 3)
+
+    def after_epoch(self, context: ProbeContext, epoch: Epoch) -> None:
+        self.seen.append((epoch.number, epoch.accuracy))
+        perfexp.metric("weight_norm", context.session.module.fc.weight.norm(), "1")
+
+
+def test_custom_metrics_belong_to_their_epoch_and_their_point(pictures: Path, tmp_path: Path) -> None:
+    class Reporting(Net):
+        steps = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.steps += 1
+                perfexp.metric("steps_so_far", self.steps)
+            return super().forward(inputs)
+
+    recorder, lines = Recorder(), []  # type: ignore[var-annotated]
+    measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=2, eval_every=1, module=Reporting())
+    measuring.probes, measuring.report = {"recorder": recorder}, lines.append
+    point = measuring.measure(KEY)
+    assert point.status is Status.OK, point.error
+    first, second = ({metric.name: metric.value for metric in epoch.metrics} for epoch in point.epochs)
+    assert first.keys() == second.keys() == {"custom/steps_so_far", "custom/weight_norm"}
+    assert second["custom/steps_so_far"] - first["custom/steps_so_far"] == 4  # type: ignore[operator]
+    assert recorder.seen == [(epoch.number, epoch.accuracy) for epoch in point.epochs]
+    assert f"weight_norm {second['custom/weight_norm']:.4g}" in lines[1]
+    assert point.metric("custom/weight_norm").value == second["custom/weight_norm"]  # type: ignore[union-attr]
+    assert point.metric("custom/calls_observed").value == 3  # type: ignore[union-attr]
 
 
 def test_the_losses_of_an_epoch_are_kept_every_so_often(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records.record import Artifact, Metric, Status, SweepMembership
+from perfexp.records.record import Artifact, Epoch, Metric, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.tracking import mlflow_sink, payload, sender
 from perfexp.tracking.mlflow_sink import MlflowSink
@@ -309,6 +309,20 @@ def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tm
     assert run.data.tags["mlflow.note.content"] == "mine"
     assert run.data.tags["reviewed"] == "yes"
     assert run.info.run_name == "the good one"
+
+
+def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(sink, runs, history, make_record, leave_run, tmp_path):
+    record = make_record(phases=("train",), metrics=[Metric(name="custom/f1", value=0.7, unit="1")])
+    record.points[0].epochs = [
+        Epoch(
+            number=number, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=f1, unit="1")]
+        )
+        for number, f1 in ((1, 0.5), (2, 0.7))
+    ]
+    sink.publish(record, leave_run(record, tmp_path))
+    [run] = [run for run in runs() if "custom/f1" in run.data.metrics]
+    assert run.data.metrics["custom/f1"] == 0.7
+    assert history(run, "epoch/custom.f1") == [(1, 0.5), (2, 0.7)]
 
 
 def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs, make_record, leave_run, tmp_path):

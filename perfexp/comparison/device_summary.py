@@ -1,0 +1,58 @@
+"""Device summary: two devices by four figures for each phase, from the pairs of a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfexp.comparison.document import Compared, DeviceSummary, SideFacts, Verdict
+from perfexp.records.point_times import DEVICE_TIMES
+
+#: Times of a call, the first of which counts that a phase has.
+_TIMES = (*DEVICE_TIMES, "latency")
+
+
+def summaries(sides: Iterable[SideFacts], pairs: Sequence[Compared]) -> Iterator[DeviceSummary]:
+    """A summary of each phase of each side whose subject is the device."""
+    for side in sides:
+        if any(one.key == "device" for one in side.differences):
+            comparable = [pair for pair in pairs if pair.side == side.name and pair.verdict != Verdict.NOT_COMPARABLE]
+            for phase in dict.fromkeys(pair.key.phase for pair in comparable):
+                yield _summary(side.name, phase, [pair for pair in comparable if pair.key.phase == phase])
+
+
+def in_words(summary: DeviceSummary) -> str:
+    """A summary in one line."""
+    figures = {
+        "speedup": summary.speedup,
+        "throughput ratio": summary.throughput_ratio,
+        "memory efficiency": summary.memory_efficiency,
+    }
+    texts = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
+    if summary.accuracy_difference is not None:
+        texts.append(f"accuracy {100 * summary.accuracy_difference:+.2f} percentage points")
+    return f"{summary.phase}: {', '.join(texts)}"
+
+
+def _summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
+    ratios = {name: _geometric_mean(pair.ratio for pair in pairs if pair.measure == name) for name in _measures(pairs)}
+    seconds = next((ratios[name] for name in _TIMES if name in ratios), None)
+    rate, memory = ratios.get("throughput"), ratios.get("memory")
+    accuracies = [pair.other - pair.baseline for pair in pairs if pair.measure == "accuracy"]
+    return DeviceSummary(
+        side=side,
+        phase=phase,
+        speedup=1 / seconds if seconds else None,
+        throughput_ratio=rate,
+        memory_efficiency=rate / memory if rate and memory else None,
+        accuracy_difference=sum(accuracies) / len(accuracies) if accuracies else None,
+    )
+
+
+def _measures(pairs: Iterable[Compared]) -> list[str]:
+    return list(dict.fromkeys(pair.measure for pair in pairs))
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))

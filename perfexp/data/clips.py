@@ -1,0 +1,81 @@
+"""Clips: the frames of videos from folders of images, through torch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from perfexp.data.image_files import EXTENSIONS, find_images, read_image, visible_entries
+from perfexp.data.images import centre_crop
+from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
+from perfexp.errors import UserError
+from perfexp.models import Session
+
+
+class Clips:
+    """A folder with one subfolder of frames per video, or just frames, in the order of their names.
+
+    A video is cut into clips of a number of frames; a shorter one repeats its last frame, a shorter rest is left out.
+    Frames are resized and cropped at their center. There are no labels. Raises `UserError` if the folder cannot be
+    read, or holds no images.
+
+    Args:
+        frames: frames of a clip.
+        workers: number of processes that load clips; 0 loads them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
+        prefetch_factor: batches that each worker loads ahead.
+    """
+
+    labelled = False
+    held_out = False
+    num_classes: int | None = None
+
+    def __init__(
+        self, *, root: str, frames: int = 10, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2
+    ) -> None:
+        if frames < 1:
+            raise UserError(f"data.frames={frames}: set 1 or more.")
+        self.workers = workers
+        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
+        self._clips = [clip for video in _videos(Path(root).expanduser()) for clip in _cut(video, frames)]
+        self.num_samples: int | None = len(self._clips)
+
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> closing[LoadedBatches]:
+        if training:
+            raise UserError("data=clips has no classes to learn: use mode=inference.")
+        return self._loading.open(Samples(self._clips, _Frames(input_size)), session, batch_size, training, seed)
+
+
+class _Frames(Preparation):
+    def __init__(self, size: tuple[int, int]) -> None:
+        self._size = size
+
+    def __call__(self, clip: Sequence[Path]) -> tuple[torch.Tensor, None]:
+        """Float32 (3, frames, height, width), normalized."""
+        return torch.stack([to_tensor(centre_crop(read_image(file), self._size)) for file in clip], dim=1), None
+
+
+def _videos(root: Path) -> list[list[Path]]:
+    """The frames of each video, by name."""
+    if not root.is_dir():
+        raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the frames.")
+    try:
+        folders = sorted(Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()) or [root]
+        videos = [sorted(find_images(folder, root)) for folder in folders]
+    except OSError as error:
+        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
+    if not any(videos):
+        raise UserError(f"There are no frames in {root}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
+    return [video for video in videos if video]
+
+
+def _cut(video: Sequence[Path], frames: int) -> Iterator[list[Path]]:
+    if len(video) < frames:
+        yield [*video, *[video[-1]] * (frames - len(video))]
+    for start in range(0, len(video) - frames + 1, frames):
+        yield list(video[start : start + frames])

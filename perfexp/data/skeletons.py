@@ -1,0 +1,99 @@
+"""Skeletons: labelled movements of joints from a folder, of subjects who are held out for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from perfexp.data import skeleton_files
+from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples
+from perfexp.errors import UserError
+from perfexp.models import Session
+
+
+class Skeletons:
+    """Repetitions of gestures in the layout of IntelliRehabDS; see `perfexp.data.skeleton_files`.
+
+    Each is resampled to the frames of the input size. Columns are standardized by mean and deviation of the training
+    subjects. Raises `UserError` without two subjects; files that cannot be used are left out.
+
+    Args:
+        gestures: number of gestures, which are numbered from 0 in the names of the files.
+        joints: joints of a skeleton; a frame has three columns for each.
+        val_subjects: subjects that are held out; None for every fifth.
+        workers: number of processes that prepare batches; 0 prepares them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
+        prefetch_factor: batches that each worker prepares ahead.
+
+    Attributes:
+        problems: a line about each file that cannot be used.
+    """
+
+    labelled = True
+    held_out = True
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        gestures: int = 9,
+        joints: int = 25,
+        val_subjects: Sequence[str] | None = None,
+        workers: int = 0,
+        pin_memory: bool = True,
+        prefetch_factor: int = 2,
+    ) -> None:
+        for key, value, least in (("gestures", gestures, 2), ("joints", joints, 1)):
+            if value < least:
+                raise UserError(f"data.{key}={value}: set {least} or more.")
+        self.workers = workers
+        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
+        self._columns = 3 * joints
+        contents = skeleton_files.read(Path(root).expanduser(), gestures=gestures, columns=self._columns)
+        self._repetitions, self.problems = contents.repetitions, contents.problems
+        held_out = None if val_subjects is None else list(map(str, val_subjects))
+        self._train, self._val = skeleton_files.split(self._repetitions, held_out)
+        self.num_classes: int | None = gestures
+        self.num_samples: int | None = len(self._train)
+        self._standardized = cache(self._standardized_in)
+
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> closing[LoadedBatches]:
+        frames, columns = input_size
+        if columns != self._columns:
+            raise UserError(
+                f"These skeletons have {self._columns} columns per frame, not {columns}: set "
+                f"input_size=FRAMESx{self._columns}, for example 20x{self._columns}."
+            )
+        inputs, labels = self._standardized(frames, training)
+        order = Order(len(labels), seed if training else None)
+        samples = Samples(range(len(labels)), Movements(inputs, labels))
+        return self._loading.open(samples, session, batch_size, training, seed, order)
+
+    def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Movements in a number of frames, and their labels, of one side of the split."""
+        train, val = (self._resampled(numbers, frames) for numbers in (self._train, self._val))
+        mean, deviation = train.mean(axis=(0, 1), dtype=np.float64), train.std(axis=(0, 1), dtype=np.float64)
+        numbers, movements = (self._train, train) if training else (self._val, val)
+        values = (movements - mean) / np.where(deviation > 0, deviation, 1.0)
+        labels = [self._repetitions[number].gesture for number in numbers]
+        return torch.from_numpy(values.astype(np.float32)), torch.tensor(labels)
+
+    def _resampled(self, numbers: Sequence[int], frames: int) -> skeleton_files.Frames:
+        return np.stack([skeleton_files.resampled(self._repetitions[number].frames, frames) for number in numbers])
+
+
+class Movements(Preparation):
+    """Preparation of movements that are standardized already."""
+
+    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        self._inputs, self._labels = inputs, labels
+
+    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._inputs[number], self._labels[number]

@@ -1,0 +1,153 @@
+"""CLIP gesture classifier: movements of a skeleton, or frames of a video, compared with the names of gestures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from perfexp.devices import Device
+from perfexp.errors import UserError
+from perfexp.models import Backbone, ClipSize, Execution, Precision
+from perfexp.models.gestures import GESTURES, PROMPT
+from perfexp.models.kinds import Classification
+from perfexp.models.session import TorchSession
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.models.transformer import ClipClassifier, FrameEncoder, SequenceEncoder, TextEncoder, info_nce
+from perfexp.models.weights import find_weights, load_weights
+
+#: Coordinates of a joint.
+_COORDINATES = 3
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Width, layers and heads of the encoders of sequences and of texts, and the length of an embedding."""
+
+    sequence: tuple[int, int, int]
+    text: tuple[int, int, int]
+    embedding: int
+
+
+#: 0.5, 1.5, 4, 11, 20 and 35 million parameters, each within 10 %.
+_SHAPES = {
+    ClipSize.tiny: _Shape((96, 3, 4), (64, 2, 2), 64),
+    ClipSize.small: _Shape((160, 4, 4), (96, 2, 2), 128),
+    ClipSize.medium: _Shape((256, 4, 4), (128, 3, 4), 128),
+    ClipSize.large: _Shape((384, 5, 6), (192, 4, 4), 192),
+    ClipSize.xlarge: _Shape((512, 5, 8), (256, 4, 4), 256),
+    ClipSize.xxlarge: _Shape((640, 6, 10), (320, 4, 5), 256),
+}
+
+
+class ClipGesture:
+    """A classifier whose scores are cosines between a movement and the prompts of its gestures.
+
+    Args:
+        joints: joints of a skeleton; a frame has three columns for each.
+        frames: frames of a clip, with `backbone=image`.
+        gestures: names of the classes, in the order of their labels; None for those of IntelliRehabDS.
+        contrastive_weight: weight of InfoNCE in the loss; the cross-entropy of the classes has the rest.
+        weights: file of weights; None for random ones.
+        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "clip_gesture",
+        size: ClipSize = ClipSize.tiny,
+        backbone: Backbone = Backbone.skeleton,
+        joints: int = 25,
+        frames: int = 10,
+        gestures: Sequence[str] | None = None,
+        temperature: float = 0.05,
+        contrastive_weight: float = 0.6,
+        dropout: float = 0.1,
+        weights: str | None = None,
+        weights_dir: str | None = None,
+    ) -> None:
+        self.name, self._size, self._backbone = name, ClipSize(size), Backbone(backbone)  # a plan has their names
+        self._joints, self._frames, self._dropout = joints, frames, dropout
+        self._gestures = gestures = list(gestures or GESTURES)
+        self._temperature, self._contrastive_weight = temperature, contrastive_weight
+        self._weights, self._weights_dir = weights, weights_dir
+        for key, value, is_possible, allowed in (
+            ("joints", joints, joints >= 1, "1 joint or more"),
+            ("frames", frames, frames >= 1, "1 frame or more"),
+            ("gestures", gestures, len(set(gestures)) == len(gestures) > 1, "two names or more, all different"),
+            ("temperature", temperature, temperature > 0, "a positive number"),
+            ("contrastive_weight", contrastive_weight, 0 <= contrastive_weight <= 1, "a number from 0 to 1"),
+            ("dropout", dropout, 0 <= dropout < 1, "a number from 0, below 1"),
+        ):
+            if not is_possible:
+                raise UserError(f"model.{key}={value}: set {allowed}.")
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> ClipSession:
+        """See `Model`."""
+        classes = len(self._gestures)
+        if num_classes is not None and num_classes > classes:
+            raise UserError(f"The data has {num_classes} classes, and model.gestures names {classes}: name them all.")
+        file = find_weights(self.name, self._weights, self._weights_dir)
+        torch.manual_seed(seed)
+        module = self._build()
+        if file is not None:
+            load_weights(module, file)
+        is_clip = self._backbone is Backbone.image
+        return ClipSession(
+            module,
+            kind=Gesture(
+                classes, frames=self._frames if is_clip else None, contrastive_weight=self._contrastive_weight
+            ),
+            name=self.name,
+            device=device,
+            precision=precision,
+            execution=execution,
+            facts={"weights": str(file or f"random, seed {seed}"), "size": self._size.value},
+        )
+
+    def _build(self) -> ClipClassifier:
+        shape = _SHAPES[self._size]
+        texts = TextEncoder([PROMPT.format(name) for name in self._gestures], *shape.text, shape.embedding)
+        inputs: torch.nn.Module
+        if self._backbone is Backbone.image:
+            inputs = FrameEncoder(import_torchvision().models.vit_b_32(num_classes=shape.embedding))
+        else:
+            inputs = SequenceEncoder(_COORDINATES * self._joints, *shape.sequence, self._dropout, shape.embedding)
+        return ClipClassifier(inputs, texts, num_classes=len(self._gestures), temperature=self._temperature)
+
+
+class Gesture(Classification):
+    """One gesture per movement, (frames, columns) by the input size, or per clip of a number of frames."""
+
+    name = "gesture classification"
+
+    def __init__(self, num_classes: int, *, frames: int | None, contrastive_weight: float) -> None:
+        super().__init__(num_classes)
+        self._frames, self._contrastive_weight = frames, contrastive_weight
+
+    def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
+        return tuple(input_size) if self._frames is None else (3, self._frames, *input_size)
+
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        """InfoNCE between each input and the text of its class, and cross-entropy between each input and all texts."""
+        share = self._contrastive_weight
+        contrastive = info_nce(outputs.index_select(1, targets))  # column i has the text of input i
+        return share * contrastive + (1 - share) * cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+
+
+class ClipSession(TorchSession):
+    """A session that encodes the texts of the classes once, before any number of inferences."""
+
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        with super().inferring():
+            with self._autocast():
+                cast(ClipClassifier, self.module).encode_texts()
+            yield

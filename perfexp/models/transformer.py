@@ -1,0 +1,164 @@
+"""Transformer encoders of sequences, texts and video frames, and CLIP's comparison of them with texts.
+
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision"; the blocks are pre-norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from perfexp.models.gestures import NUM_TOKENS, padded
+
+#: Longest sequence or text, in frames or tokens.
+LONGEST = 512
+#: Side of the images of CLIP's ViT-B/32, in pixels.
+IMAGE_SIDE = 224
+
+
+class Block(nn.Module):
+    """Self-attention and a perceptron of four times the width, each after a layer norm and beside a shortcut.
+
+    Args:
+        is_causal: whether a position attends to itself and earlier ones only.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float, *, is_causal: bool) -> None:
+        super().__init__()
+        self.heads, self.is_causal, self.dropout = heads, is_causal, dropout
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        mixed = inputs + self.drop(self._attend(self.norm_1(inputs)))
+        return mixed + self.perceptron(self.norm_2(mixed))  # type: ignore[no-any-return]
+
+    def _attend(self, inputs: Tensor) -> Tensor:
+        batch, length, width = inputs.shape
+        parts = self.query_key_value(inputs).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        attended = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=self.is_causal)
+        return self.output(attended.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Blocks over embedded positions, with sines and cosines of the positions added first, and a layer norm at the end.
+
+    Raises `ValueError` for more than `LONGEST` positions.
+    """
+
+    positions: Tensor
+
+    def __init__(self, width: int, layers: int, heads: int, dropout: float, *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("positions", sines(LONGEST, width), persistent=False)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout, is_causal=is_causal) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        if inputs.shape[1] > LONGEST:
+            raise ValueError(f"a sequence has at most {LONGEST} positions")
+        return self.norm(self.blocks(inputs + self.positions[: inputs.shape[1]]))  # type: ignore[no-any-return]
+
+
+def sines(length: int, width: int) -> Tensor:
+    """Positional encodings (length, width) of Vaswani et al., "Attention Is All You Need", section 3.5."""
+    rates = torch.exp(-math.log(10_000.0) * torch.arange(0, width, 2) / width)
+    angles = torch.arange(length)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+class SequenceEncoder(nn.Module):
+    """Encodes sequences (batch, frames, columns) by a linear embedding, a transformer and the mean over the frames."""
+
+    def __init__(self, columns: int, width: int, layers: int, heads: int, dropout: float, embedding: int) -> None:
+        super().__init__()
+        self.columns, self.shape = columns, f"FRAMESx{columns}"
+        self.embed, self.project = nn.Linear(columns, width), nn.Linear(width, embedding, bias=False)
+        self.transformer = Transformer(width, layers, heads, dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map sequences to (batch, embedding)."""
+        if inputs.ndim != 3 or inputs.shape[2] != self.columns:
+            raise ValueError(f"a frame has {self.columns} columns, set input_size={self.shape}")
+        return self.project(self.transformer(self.embed(inputs)).mean(dim=1))  # type: ignore[no-any-return]
+
+
+class FrameEncoder(nn.Module):
+    """Encodes clips (batch, 3, frames, height, width) by an image encoder for each frame and the mean over frames."""
+
+    def __init__(self, images: nn.Module) -> None:
+        super().__init__()
+        self.images, self.shape = images, str(IMAGE_SIDE)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map clips to (batch, embedding)."""
+        if inputs.ndim != 5 or inputs.shape[3:] != (IMAGE_SIDE, IMAGE_SIDE):
+            raise ValueError(f"a frame has {IMAGE_SIDE} × {IMAGE_SIDE} pixels, set input_size={self.shape}")
+        batch, _, frames = inputs.shape[:3]
+        return self.images(inputs.transpose(1, 2).flatten(0, 1)).view(batch, frames, -1).mean(dim=1)  # type: ignore[no-any-return]
+
+
+class TextEncoder(nn.Module):
+    """Encodes fixed texts by a causal transformer over their bytes; a text is what the position of its end has seen."""
+
+    tokens: Tensor
+    ends: Tensor
+
+    def __init__(self, texts: Sequence[str], width: int, layers: int, heads: int, embedding: int) -> None:
+        super().__init__()
+        tokens, ends = padded(texts)
+        positions = [row * len(tokens[0]) + end for row, end in enumerate(ends)]
+        self.register_buffer("tokens", torch.tensor(tokens), persistent=False)
+        self.register_buffer("ends", torch.tensor(positions), persistent=False)
+        self.embed, self.project = nn.Embedding(NUM_TOKENS, width), nn.Linear(width, embedding, bias=False)
+        self.transformer = Transformer(width, layers, heads, 0.0, is_causal=True)
+
+    def forward(self) -> Tensor:
+        """The texts as (texts, embedding)."""
+        states = self.transformer(self.embed(self.tokens))
+        return self.project(states.flatten(0, 1).index_select(0, self.ends))  # type: ignore[no-any-return]
+
+
+class ClipClassifier(nn.Module):
+    """Scores of classes: cosines between inputs and the texts of the classes, over a temperature.
+
+    In training the texts are encoded in every forward pass. In evaluation they are those of the last `encode_texts`.
+    """
+
+    text_features: Tensor
+
+    def __init__(self, inputs: nn.Module, texts: TextEncoder, *, num_classes: int, temperature: float) -> None:
+        super().__init__()
+        self.inputs, self.texts, self.temperature, self.num_classes = inputs, texts, temperature, num_classes
+        size = texts.project.out_features
+        self.register_buffer("text_features", torch.zeros(num_classes, size), persistent=False)
+
+    @torch.no_grad()
+    def encode_texts(self) -> None:
+        """Encode the texts by the current weights; the tensor of a captured graph stays in its place."""
+        self.text_features.copy_(normalize(self.texts(), dim=-1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores (batch, classes)."""
+        texts = normalize(self.texts(), dim=-1) if self.training else self.text_features
+        features = normalize(self.inputs(inputs), dim=-1)
+        return features @ texts.to(features.dtype).T / self.temperature
+
+
+def info_nce(scores: Tensor) -> Tensor:
+    """Symmetric InfoNCE of (n, n) scores with pairs on the diagonal (Radford et al., figure 3)."""
+    pairs = torch.arange(len(scores), device=scores.device)
+    cross_entropy = nn.functional.cross_entropy
+    return (cross_entropy(scores, pairs) + cross_entropy(scores.T, pairs)) / 2
