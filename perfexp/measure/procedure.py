@@ -75,7 +75,7 @@ class Procedure:
         compares_alone: whether several ranks are compared with one (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         progress: called with a status line between timed blocks.
-        report: called with a line of results, for example of an epoch.
+        report: called with a line about an epoch that has ended, and the point that has it.
     """
 
     session: Session
@@ -100,7 +100,7 @@ class Procedure:
     compares_alone: bool = False
     checkpoint: Callable[[str], Path] | None = None
     progress: Callable[[str], None] = lambda _: None
-    report: Callable[[str], None] = lambda _: None
+    report: Callable[[str, Point], None] = lambda _, __: None
 
     def __post_init__(self) -> None:
         self.times = Times(

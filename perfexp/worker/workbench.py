@@ -23,7 +23,7 @@ from perfexp.plan import config
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import read_points
+from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
@@ -173,9 +173,13 @@ class Workbench:
                 "seed": plan.seed,
                 "checkpoint": self._checkpoint,
                 "progress": lambda text: self.emit("block", text=text),
-                "report": lambda text: self.emit("block", text=text, is_result=True),
+                "report": self._report_epoch,
             }
             yield Procedure(**fields | extra)
+
+    def _report_epoch(self, text: str, point: Point) -> None:
+        last = msgspec.structs.replace(point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:])
+        self.emit("block", text=text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
