@@ -58,8 +58,6 @@ OTHERS = {
     "compile, graph, batch 4096": f"{_FAST} batch_size=4096 epochs=20",
 }
 BATCH, WORKERS, WARMUP_STEPS, SECONDS = 256, 4, 30, 4.0
-#: Limit on one process, with the time that a compiler takes.
-LIMIT_SECONDS = 400.0
 #: A training of each seed.
 SEEDED = "batch_size=256 epochs=3 mode.train.eval_every=null mode.train.checkpoints=false"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,7 +47,7 @@ class Epochs:
         seed: seed of the random numbers of the model.
         checkpoint: path of a checkpoint by its name (`best`, …); None where none are written.
         progress: called with a status line between passes.
-        report: called with a line about each epoch.
+        report: called with a line about each epoch, and the point that has it.
         probes: the user's probes.
     """
 
@@ -61,7 +61,7 @@ class Epochs:
     seed: int
     checkpoint: Callable[[str], Path] | None
     progress: Callable[[str], None]
-    report: Callable[[str], None]
+    report: Callable[[str, Point], None]
     settings: Train
     probes: Collection[Probe] = ()
     _best: float | None = None
@@ -160,7 +160,7 @@ class Epochs:
             except OSError as error:
                 raise disk_error(error) from error
             epoch.checkpoint_seconds = (self.device.now_ns() - start) * 1e-9
-        self.report(self._line(epoch, is_over=is_over))
+        self.report(self._line(epoch, is_over=is_over), self.point)
         return is_over
 
     @property
@@ -171,8 +171,8 @@ class Epochs:
         """Evaluate one batch, outside of every time: the first one loads kernels."""
         self.progress("first evaluation")
         self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
-        with self.session.evaluating(), closing(self._evaluated.epoch()) as batches:
-            for batch in islice(batches, 1):
+        with self.session.evaluating():
+            for batch in islice(self._evaluated.epoch(), 1):
                 self.session.forward(batch.inputs)
 
     def _observe(self, epoch: Epoch) -> None:

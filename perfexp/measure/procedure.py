@@ -76,7 +76,7 @@ class Procedure:
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         trained_weights: file of weights that inference is measured with; None for those that were loaded.
         progress: called with a status line between timed blocks.
-        report: called with a line of results, for example of an epoch.
+        report: called with a line about an epoch that has ended, and the point that has it.
     """
 
     session: Session
@@ -102,7 +102,7 @@ class Procedure:
     checkpoint: Callable[[str], Path] | None = None
     trained_weights: Path | None = None
     progress: Callable[[str], None] = lambda _: None
-    report: Callable[[str], None] = lambda _: None
+    report: Callable[[str, Point], None] = lambda _, __: None
 
     def __post_init__(self) -> None:
         self.times = Times(

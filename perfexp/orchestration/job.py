@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -126,9 +126,10 @@ class Run:
         left = [key for key in _left(job) if key.replicate in numbers]
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
-        with self._console.progress(whole=whole) as progress:
+        with self._console.progress(whole=whole) as progress, self._following(left) as follow:
             progress.started(len(keys))
-            job.listener = ProgressRelay(progress, keys, left, self.assignment, partial(self._announce, progress))
+            announce = partial(self._announce, progress)
+            job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             try:
                 for number in numbers:
                     supervisor.measure(job, number)
@@ -144,6 +145,17 @@ class Run:
         assignment.plain = with_processes(assignment.plain, processes)
         assignment.plan = config.typed(assignment.plain)
         self._job = _prepared(self._paths, assignment)
+
+    def _following(self, left: Sequence[Key]) -> AbstractContextManager[Callable[[Point], None]]:
+        """A context in which the epochs of a training are sent as they come, if it is all that the run measures."""
+        plan, first = self.assignment.plan, [key for key in self._job.timed if not key.replicate]
+        if not (plan.epochs and len(first) == 1 and first[0] in left):
+            return nullcontext(lambda _: None)
+        try:
+            tracker: Tracker = config.build(plan.tracking)
+        except PerfexpError:  # sending the record reports it
+            return nullcontext(lambda _: None)
+        return tracker.following(partial(assemble, self.assignment, self._job))
 
     @property
     def has_results(self) -> bool:

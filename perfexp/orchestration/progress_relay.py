@@ -18,7 +18,12 @@ from perfexp.summaries.wording import median_text
 
 
 class ProgressRelay:
-    """Listener of a worker's events."""
+    """Listener of a worker's events.
+
+    Args:
+        begun: called when the first measurement begins.
+        follow: called with the point of a training after each epoch, with that epoch alone.
+    """
 
     def __init__(
         self,
@@ -27,9 +32,10 @@ class ProgressRelay:
         left: Sequence[Key],
         assignment: Assignment,
         begun: Callable[[], None],
+        follow: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._progress, self._keys, self._left = progress, list(keys), set(left)
-        self._assignment, self._begun = assignment, begun
+        self._assignment, self._begun, self._follow = assignment, begun, follow
         self._paths = RunPaths(assignment.folder)
         self._seconds = measured_seconds(read_points(self._paths.points))
         self._estimate()
@@ -41,6 +47,10 @@ class ProgressRelay:
         if event["event"] == "block":
             show = self._progress.result if event.get("is_result") else self._progress.block
             (self._progress.waiting if event.get("patient") else show)(event["text"])
+        if "training" in event:
+            training = msgspec.convert(event["training"], Point)
+            if not training.key.replicate:
+                self._follow(training)
         if "key" not in event:
             return
         key, point = msgspec.convert(event["key"], Key), None

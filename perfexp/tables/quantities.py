@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
-from perfexp.records.record import Key, Record, Status
+from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, scalings
 from perfexp.records.units import prettify
 from perfexp.statistics import blockwise
@@ -81,15 +81,17 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
         for index, value in decimate(series.samples):
             yield Quantity("samples", f"{series.name}_ms", value * 1e3, run.rows[0].key, index)
     if len(run.rows) == 1:
-        yield from _epochs(record, run.rows[0].key)
+        for point in record.points:
+            if point.key == run.rows[0].key:
+                yield from of_epochs(point)
 
 
-def _epochs(record: Record, key: Key) -> Iterator[Quantity]:
+def of_epochs(point: Point) -> Iterator[Quantity]:
     """The figures of each epoch of a training, at its number."""
-    for epoch in (epoch for point in record.points if point.key == key for epoch in point.epochs):
+    for epoch in point.epochs:
         for name, value in epoch.figures.items():
             if value is not None:
-                yield Quantity("epoch", name, value, key, epoch.number)
+                yield Quantity("epoch", name, value, point.key, epoch.number)
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:

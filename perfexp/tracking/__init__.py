@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from perfexp.records.record import Record
+from perfexp.records.record import Point, Record
 from perfexp.records.sweep_record import Sweep
 
 
@@ -15,6 +17,14 @@ class Tracker:
     def settings(self) -> dict[str, str]:
         """Values of the node that identify the store from another folder, without credentials; empty for none."""
         return {}
+
+    def following(self, record: Callable[[], Record]) -> AbstractContextManager[Callable[[Point], None]]:
+        """A context for one training; gives a function that takes the point after each epoch, with that epoch alone.
+
+        Args:
+            record: gives the record of the run as it is now; called in another thread.
+        """
+        return nullcontext(lambda _: None)
 
     def publish(self, record: Record, folder: Path) -> str | None:
         """Send a finished record of any status, with the artifacts in its folder; sending it again changes nothing.

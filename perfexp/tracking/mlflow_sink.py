@@ -12,8 +12,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +21,10 @@ from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
 from perfexp.host.credentials import hide, reveal
 from perfexp.host.process import python_command
-from perfexp.records.record import Record
+from perfexp.records.record import Point, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
-from perfexp.tracking import Tracker, payload, store
+from perfexp.tracking import Tracker, live, payload, store
 from perfexp.tracking.descriptions import clean
 from perfexp.tracking.payload import Payload
 from perfexp.tracking.sender import Delivery, Fetch, Request, TrackingFailed, reason
@@ -88,6 +88,12 @@ class MlflowSink(Tracker):
     def settings(self) -> dict[str, str]:
         return {"uri": str(hide(self.uri)), **({"experiment": self.experiment} if self.experiment else {})}
 
+    @contextmanager
+    def following(self, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
+        start_sender()  # while the worker loads; a thread's child would end with the thread
+        with live.Follower(record, lambda content: deliver(self._delivery(content)), end_sender) as follower:
+            yield follower.add
+
     def publish(self, record: Record, folder: Path) -> str:
         return self._send(payload.of_run(record, folder), self._again(folder))
 
@@ -139,17 +145,8 @@ class MlflowSink(Tracker):
     def _deliver(self, content: Payload) -> str:
         if self.uri in _late:
             raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
-        folder = store.artifact_folder(self.uri)
-        delivery = Delivery(
-            uri=self.uri,
-            experiment=self.experiment or content.experiment,
-            artifacts=folder.as_uri() if folder else None,
-            request_timeout_seconds=self.request_timeout_seconds,
-            deadline=time.monotonic() + self.deadline_seconds,
-            payload=content,
-        )
         try:
-            return deliver(delivery)
+            return deliver(self._delivery(content))
         except DeadlineMissed as error:
             _late.add(self.uri)
             limit = f"tracking.deadline_seconds={self.deadline_seconds:g}"
@@ -157,6 +154,17 @@ class MlflowSink(Tracker):
         except store.LockTimeout:
             _late.add(self.uri)
             raise
+
+    def _delivery(self, content: Payload) -> Delivery:
+        folder = store.artifact_folder(self.uri)
+        return Delivery(
+            uri=self.uri,
+            experiment=self.experiment or content.experiment,
+            artifacts=folder.as_uri() if folder else None,
+            request_timeout_seconds=self.request_timeout_seconds,
+            deadline=time.monotonic() + self.deadline_seconds,
+            payload=content,
+        )
 
 
 class SenderProcess:
@@ -176,9 +184,16 @@ class SenderProcess:
             env=os.environ | store.mlflow_environment() | _SETTINGS,
             start_new_session=True,
         )
+        self._is_ready = False
+
+    def wait_until_ready(self, deadline: float) -> None:
+        """Wait for the first answer, after the imports; raises as `request` does."""
+        if not self._is_ready:
+            self.request(b"", deadline)
+            self._is_ready = True
 
     def request(self, line: bytes, deadline: float) -> bytes:
-        """Write a line and return the answer; without a line, the first answer says that the process is ready.
+        """Write a line and return the answer.
 
         Raises `DeadlineMissed` without an answer before the deadline (`time.monotonic`), `TrackingFailed` at its end.
         """
@@ -229,23 +244,28 @@ def deliver(delivery: Request) -> str:
     Raises `DeadlineMissed` if it takes longer (the process has been killed), `LockTimeout` if another process creates
     runs in the same database, and `TrackingFailed` if it could not be sent.
     """
-    global _sender
     begin = time.monotonic()
     if _sender is not None and _sender.process.poll() is not None:
         end_sender()
     try:
-        if _sender is None:
-            _sender = SenderProcess()
-            _sender.request(b"", begin + _START_SECONDS)
+        sender = start_sender()
+        sender.wait_until_ready(begin + _START_SECONDS)
         deadline = delivery.deadline + time.monotonic() - begin
         line = replace(delivery, deadline=deadline - _MARGIN_SECONDS).to_line()
-        answer = json.loads(_sender.request(line, deadline))
+        answer = json.loads(sender.request(line, deadline))
     except BaseException:  # Ctrl-C, too: a late answer must not be taken for the next one
         end_sender()
         raise
     if "link" in answer:
         return str(answer["link"])
     raise (store.LockTimeout if answer["is_late"] else TrackingFailed)(answer["error"])
+
+
+def start_sender() -> SenderProcess:
+    """Start the sending process, unless it runs; it is ready some seconds later."""
+    global _sender
+    _sender = _sender or SenderProcess()
+    return _sender
 
 
 @atexit.register

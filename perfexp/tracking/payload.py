@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,10 +19,10 @@ from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
-from perfexp.records.record import Artifact, Key, Record, Status
+from perfexp.records.record import Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables.quantities import PointRun, point_runs, quantities
+from perfexp.tables.quantities import PointRun, of_epochs, point_runs, quantities
 from perfexp.tracking import descriptions
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
 
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Figure(NamedTuple):
-    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point since 1970.
+    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point or epoch.
 
     The time comes from the record alone: a store keeps one of several values with the same name, step and time.
     """
@@ -61,7 +62,7 @@ class Payload:
 
     Attributes:
         identity: tags that the run is found by; `tags` has all others.
-        status: `FINISHED`, `FAILED`, `KILLED`, or `SCHEDULED` while the outcome is open.
+        status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
         started: date and time, ISO 8601, as of `ended`.
         parent: the sweep's own run, as it is created if it is missing.
         children: nested runs, one for each phase and batch size if there are several.
@@ -103,7 +104,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     return Payload(
         name=clean(record.name, NAME_LENGTH),
         experiment=_experiment(record),
-        identity={"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)},
+        identity=_run_identity(record),
         status=run_status([record.status, *(point.status for point in record.points)]),
         started=record.started,
         ended=record.ended,
@@ -263,7 +264,8 @@ def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, st
         elif (name, quantity.step) in sent:
             dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
         else:
-            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[quantity.key])
+            place = (quantity.key, quantity.step if quantity.group == "epoch" else None)
+            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[place])
             estimated |= {name: None} if quantity.estimated else {}
     notes = {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
     return list(sent.values()), notes
@@ -274,19 +276,52 @@ def _best_rates(record: Record, table: Sequence[Row]) -> list[Figure]:
     for row in table:
         if rate := row.samples_per_second:
             name = f"best/{metric_part(row.key.phase)}_samples_per_second"
-            figure = Figure(name, rate.value, 0, times[row.key])
+            figure = Figure(name, rate.value, 0, times[row.key, None])
             best[row.key.phase] = max(best.get(row.key.phase, figure), figure, key=lambda one: one.value)
     return list(best.values())
 
 
-def _end_times(record: Record) -> dict[Key, int]:
-    """The ends of all points; that of the record for a point without a start."""
-    ends = {}
+def of_training(record: Record, point: Point, *, after: int, status: str) -> Payload:
+    """The epochs of a training with numbers above `after`, for the run that `of_run` completes."""
+    times = _ends_of_epochs(point)
+    return Payload(
+        name=clean(record.name, NAME_LENGTH),
+        experiment=_experiment(record),
+        identity=_run_identity(record),
+        status=status,
+        started=point.started or record.started,
+        ended=record.ended,
+        figures=[
+            Figure(f"epoch/{one.name}", float(one.value), one.step, times[point.key, one.step])
+            for one in of_epochs(point)
+            if one.step > after and one.value is not None and math.isfinite(one.value)
+        ],
+    )
+
+
+def _run_identity(record: Record) -> dict[str, str]:
+    return {"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)}
+
+
+def _end_times(record: Record) -> dict[tuple[Key, int | None], int]:
+    """The ends of all points and of their epochs; that of the record for a point without a start."""
+    ends: dict[tuple[Key, int | None], int] = {}
     for point in record.points:
         start = to_ms(point.started)
         wall_ms = round(1e3 * (point.wall_seconds or 0.0))
-        ends[point.key] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        ends[point.key, None] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        ends |= _ends_of_epochs(point)
     return ends
+
+
+def _ends_of_epochs(point: Point) -> dict[tuple[Key, int | None], int]:
+    """The ends of a training's epochs as if it had begun with its point: the same while it runs and afterwards."""
+    seconds = [one.seconds + one.evaluation_seconds + one.checkpoint_seconds for one in point.epochs]
+    start = to_ms(point.started) or 0
+    return {
+        (point.key, one.number): start + round(1e3 * end)
+        for one, end in zip(point.epochs, accumulate(seconds), strict=True)
+    }
 
 
 def to_ms(date: str | None) -> int | None:

@@ -257,7 +257,7 @@ class Claim:
 def _end(client: MlflowClient, run: Run, payload: Payload) -> None:
     """Set status, end and name; done at creation too, so that an interrupted run does not stay RUNNING."""
     run_id = run.info.run_id
-    if payload.status == "SCHEDULED":
+    if payload.status in ("SCHEDULED", "RUNNING"):
         client.update_run(run_id, status=payload.status)
     else:
         client.set_terminated(run_id, status=payload.status, end_time=to_ms(payload.ended))

@@ -24,7 +24,7 @@ from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
-from perfexp.records.record import read_points
+from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
@@ -176,13 +176,17 @@ class Workbench:
                 "checkpoint": self._checkpoint,
                 "trained_weights": self.trained_weights() if plan.infers_trained else None,
                 "progress": lambda text: self.emit("block", text=text),
-                "report": lambda text: self.emit("block", text=text, is_result=True),
+                "report": self._report_epoch,
             }
             yield Procedure(**fields | extra)
 
     def trained_weights(self) -> Path:
         """Return the file of the weights that the plan's training ends with."""
         return self._checkpoint_path(FINAL_WEIGHTS)
+
+    def _report_epoch(self, text: str, point: Point) -> None:
+        last = msgspec.structs.replace(point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:])
+        self.emit("block", text=text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
