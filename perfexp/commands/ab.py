@@ -72,6 +72,7 @@ def ab(
     console = Console(quiet=plains[0]["quiet"])
     axes = dict.fromkeys(key_of(text) for own in variants for text in own)
     sweep_run = SweepRun(folder=root, command=command, axes=list(axes), jobs=len(plains), console=console)
+    assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)
     console.show_lines("two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named])
     decisive = settings if metric else replace(settings, measures=())
@@ -79,7 +80,7 @@ def ab(
         try:
             sweep_run.begin()
             run = AbRun(sweep_run, console, decisive, max_seconds)
-            code = _measure(run, sweep_run, _assignments(plains, variants, sweep_run))
+            code = _measure(run, sweep_run, assignments)
             code = _show(root, settings, console, code)
         except KeyboardInterrupt:
             again = shlex.join(["perfexp", *command, f"output_dir={root}"])
