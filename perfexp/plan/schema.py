@@ -23,6 +23,7 @@ from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Schedule, Stem
 from perfexp.stopping import Steady
+from perfexp.sweep import Oom
 
 
 @dataclass(kw_only=True)
@@ -92,7 +93,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
-    **{kind.__name__: kind for kind in (Pipeline, Schedule, Stem)},
+    **{kind.__name__: kind for kind in (Oom, Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

@@ -186,7 +186,7 @@ def test_each_step_has_the_rate_of_its_number(pictures: Path, tmp_path: Path) ->
 def test_an_epoch_has_its_figures_and_a_line(pictures: Path, tmp_path: Path) -> None:
     measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=3, eval_every=2)
     lines: list[str] = []
-    measuring.report = lines.append
+    measuring.report = lambda line, _: lines.append(line)
     point = measuring.measure(KEY)
     assert [epoch.number for epoch in point.epochs] == [1, 2, 3]
     assert [epoch.accuracy is not None for epoch in point.epochs] == [False, True, True]
