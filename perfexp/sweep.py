@@ -7,8 +7,11 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from operator import ge
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from perfexp.errors import UserError
 from perfexp.records.record import Key, Status
@@ -24,14 +27,23 @@ _ANCHORS = 3
 _MOST_PIXELS, _MOST_SAMPLES = 100_000, 10_000_000
 
 
+class Oom(StrEnum):
+    """What follows a point that ran out of memory: its record alone, or a point with the batch size that fits."""
+
+    record = "record"
+    shrink = "shrink"
+
+
 class Sweep(Protocol):
     """The combinations of input size and batch size that a `sweep` node of the configuration chooses.
 
     Attributes:
         skip_larger: whether points larger than one that ran out of memory are skipped.
+        oom: what follows a point that ran out of memory.
     """
 
     skip_larger: bool
+    oom: Oom
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
@@ -40,8 +52,8 @@ class Sweep(Protocol):
 class Point:
     """Every input size with every batch size."""
 
-    def __init__(self, *, skip_larger: bool = False) -> None:
-        self.skip_larger = skip_larger
+    def __init__(self, *, skip_larger: bool = False, oom: Oom = Oom.record) -> None:
+        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         return _combined(sizes, batch_sizes)
@@ -50,7 +62,9 @@ class Point:
 class Sizes:
     """Evenly spaced square sizes, from and to a side in pixels."""
 
-    def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
+    def __init__(
+        self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False, oom: Oom = Oom.record
+    ) -> None:
         if num_sizes < 1 or min_size < 1 or max_size < min_size:
             raise UserError(
                 f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; "
@@ -63,7 +77,7 @@ class Sizes:
                 f"sweep=sizes: there are only {max_size - min_size + 1} sizes from {min_size} to {max_size}, "
                 f"not {num_sizes}. Lower sweep.num_sizes or widen the range."
             )
-        self.skip_larger = skip_larger
+        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
         self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -77,8 +91,8 @@ class Sizes:
 class BatchSizes:
     """A list of batch sizes, in samples per call."""
 
-    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
-        self.skip_larger = skip_larger
+    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False, oom: Oom = Oom.record) -> None:
+        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
         self.batch_sizes = parse_batch_sizes(list(batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -133,6 +147,21 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
             text = f"not tried: {small} ran out of memory (sweep.skip_larger)"
             return Measured(key=key, status=Status.OOM_PREDICTED, error=text)
     return None
+
+
+def shrunk(results: Sequence[Measured], replicate: int) -> list[tuple[Key, int]]:
+    """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not.
+
+    A point of the results, or of another point that ran out of memory, is not among them.
+    """
+    found: dict[Key, int] = {}
+    for point in results:
+        fits = point.metric("batch_that_fits")
+        if point.status is Status.OOM and point.key.replicate == replicate and fits is not None and fits.value:
+            key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
+            found.setdefault(key, point.key.batch_size)
+    known = {point.key for point in results}
+    return [(key, before) for key, before in found.items() if key not in known]
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:

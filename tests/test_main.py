@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfexp.main import main
-from perfexp.records.record import Status, read_points
+from perfexp.records.record import Record, Status, read_points
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
@@ -202,6 +202,23 @@ def test_where_memory_runs_out_the_batch_that_fits_is_told(run):
     _, printed, [record] = run(*FAKE, "batch_size=100", "model.faults.oom=1300000", "output_dir=x")
     assert record.points[0].metric("batch_that_fits").value == 25
     assert "A batch of 25 fits." in printed
+
+
+def test_the_batch_that_fits_is_measured_if_that_is_set(run):
+    settings = (*FAKE, "batch_size=[100,120,2]", "model.faults.oom=1300000", "sweep.oom=shrink", "output_dir=x")
+    code, _, [record] = run(*settings)
+    inference = [point for point in record.points if point.key.phase == "inference"]
+    assert [(point.key.batch_size, point.status.value) for point in inference[:3]] == [
+        (100, "oom"),
+        (120, "oom"),
+        (2, "ok"),
+    ]
+    assert {point.key.batch_size: (point.status.value, point.facts["shrunk_from"]) for point in inference[3:]} == {
+        25: ("ok", 100),
+        15: ("ok", 120),
+    }
+    assert run(*settings)[0] == code  # nothing is left to measure
+    assert [point.key for point in Record.load(Path("x")).points] == [point.key for point in record.points]
 
 
 def test_where_not_even_one_sample_fits_that_is_told(run):

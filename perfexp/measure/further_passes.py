@@ -49,6 +49,8 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     add_graph_time(procedure, point, step, batches)
     if procedure.energy is not None:
         procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
+    if procedure.checks_outputs:
+        procedure.run_optional(point, "correctness/relative_error", partial(_check_outputs, procedure, point, batches))
     if procedure.counts_work:  # last, because rates need every time
         procedure.run_optional(point, "work/flops", partial(_count_work, procedure, point, step, batches))
 
@@ -97,6 +99,12 @@ def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
     is_alone, can_replay = procedure.group.size == 1, procedure.cache is Cache.warm and on_device(batches)
     is_wanted = procedure.stopping.processes > 1 and procedure.is_anchor(key) and not procedure.graph
     return is_alone and can_replay and is_wanted
+
+
+def _check_outputs(procedure: Procedure, point: Point, batches: Batches) -> None:
+    from perfexp.measure import correctness  # with torch, which a scripted device does without
+
+    correctness.add(procedure, point, batches)
 
 
 def _count_work(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:

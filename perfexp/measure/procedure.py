@@ -65,6 +65,7 @@ class Procedure:
         graph: whether calls are captured and launched as one (execution.cuda_graph).
         reads_load: whether clock and power are read while the device works (probes.loaded_clock).
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
+        checks_outputs: whether outputs are compared with those in plain fp32 (probes.correctness).
         peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
         energy: measures the energy of calls (probes.energy), or None.
         anchors: sizes and batch sizes that are measured in more ways: as a graph, and the energy at the pace of the
@@ -92,6 +93,7 @@ class Procedure:
     graph: bool = False
     reads_load: bool = True
     counts_work: bool = False
+    checks_outputs: bool = False
     peaks: Mapping[str, float | None] | None = field(default_factory=dict)
     energy: EnergyProcedure | None = None
     anchors: Collection[tuple[Size, int]] | None = None
@@ -166,7 +168,7 @@ class Procedure:
                 self.times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += self.device.memory()  # before any further pass
+            point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass
             if point.key.replicate:
                 further_passes.add_graph_time(self, point, step, batches)
                 return

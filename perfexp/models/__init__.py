@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 from perfexp.work import Work
 
 
@@ -254,6 +255,10 @@ class Session(Protocol):
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
         return 0, 0
+
+    def compilation(self) -> list[Metric]:
+        """Time and graphs of a compiler since the last `reset`; none without one."""
+        return []
 
     def facts(self) -> dict[str, Any]:
         """Current versions, flags and thread counts, and the model's parameters, as JSON values."""

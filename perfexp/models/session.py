@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, torch_settings
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, compilation, torch_settings
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 from perfexp.work import Work
 from perfexp.work.count import count
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
@@ -155,7 +156,7 @@ class TorchSession(Session):
 
     def reset(self) -> None:
         if self._execution.compile:
-            torch.compiler.reset()
+            compilation.reset()
         self._restore_weights()
 
     def _restore_weights(self) -> None:
@@ -246,6 +247,9 @@ class TorchSession(Session):
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         return correct(outputs, targets)
+
+    def compilation(self) -> list[Metric]:
+        return compilation.metrics() if self._execution.compile else []
 
     def facts(self) -> dict[str, Any]:
         parameters = list(self.module.parameters())

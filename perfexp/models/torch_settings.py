@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +45,22 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
             actual = torch.get_num_interop_threads()
             return [diagnostics.make("threads_unchanged", requested=execution.interop_threads, actual=actual)]
     return []
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """While entered, convolutions and matrix products in fp32 compute in fp32."""
+    flags: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        before = [flag.allow_tf32 for flag in flags]
+        try:
+            for flag in flags:
+                flag.allow_tf32 = False
+            yield
+        finally:
+            for flag, value in zip(flags, before, strict=True):
+                flag.allow_tf32 = value
 
 
 def torch_facts() -> dict[str, Any]:

@@ -132,13 +132,19 @@ def profile(job: Job) -> None:
 
 
 def results(job: Job) -> list[Point]:
-    """Return a result for every point in plan order; points without one are `interrupted`, with the reason."""
+    """Return a result for every point in plan order; points without one are `interrupted`, with the reason.
+
+    Points with the batch that fits (sweep.oom=shrink) follow those of the plan.
+    """
     measured = {point.key: point for point in read_points(job.paths.points)}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
-    return [
-        measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
-        for key in (*job.timed, *job.first_predictions, *job.layers, *job.profiles)
-    ]
+    timed, others = (
+        [measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason) for key in keys]
+        for keys in (job.timed, (*job.first_predictions, *job.layers, *job.profiles))
+    )
+    planned = {point.key for point in timed}
+    shrunk = [point for point in measured.values() if "shrunk_from" in point.facts and point.key not in planned]
+    return [*timed, *shrunk, *others]
 
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:

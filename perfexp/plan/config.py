@@ -52,6 +52,7 @@ class Probes:
         energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
         ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
         scaling: several ranks compared with one.
+        correctness: outputs compared with those in fp32, without compiler, CUDA graph and other layouts.
     """
 
     loaded_clock: bool = True
@@ -61,6 +62,7 @@ class Probes:
     ceilings: bool = False
     layers: bool = False
     scaling: bool = False
+    correctness: bool = False
 
 
 @dataclass(kw_only=True)

@@ -23,6 +23,7 @@ from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Backbone, ClipSize, Schedule, Stem
 from perfexp.stopping import Steady
+from perfexp.sweep import Oom
 
 
 @dataclass(kw_only=True)
@@ -96,7 +97,7 @@ _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
-    **{kind.__name__: kind for kind in (Backbone, ClipSize, Pipeline, Schedule, Stem)},
+    **{kind.__name__: kind for kind in (Backbone, ClipSize, Oom, Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

@@ -24,7 +24,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
     If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
     """
-    skip_larger = config.build(plan.sweep).skip_larger
+    chosen: sweep.Sweep = config.build(plan.sweep)
     if replicate == 0:
         _report_problems(procedure.data, emit)
         procedure.begin()
@@ -36,12 +36,26 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
-        predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
+        predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
         point = predicted or procedure.measure(key)
         _append(point, paths, emit)
         out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
         if out_of_step or procedure.device.is_lost():
             return False
+    return chosen.oom is not sweep.Oom.shrink or _measure_shrunk(procedure, plan, paths, replicate, emit)
+
+
+def _measure_shrunk(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
+    """Measure the batch sizes that fit where others of the plan did not, unless the plan has them."""
+    planned = set(plan.timed_keys())
+    for key, before in sweep.shrunk(read_points(paths.points), replicate):
+        if key not in planned:
+            emit.point(key)
+            point = procedure.measure(key)
+            point.facts["shrunk_from"] = before
+            _append(point, paths, emit)
+            if procedure.device.is_lost():
+                return False
     return True
 
 

@@ -171,6 +171,7 @@ class Workbench:
                 "graph": plan.execution.cuda_graph,
                 "reads_load": plan.probes.loaded_clock,
                 "counts_work": plan.probes.work,
+                "checks_outputs": plan.probes.correctness,
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
                 "checkpoint": self._checkpoint,

@@ -160,6 +160,17 @@ def test_inferring_evaluates_without_autograd_and_restores_on_leaving() -> None:
     assert not module.training
 
 
+def test_an_evaluation_does_without_the_compiler() -> None:
+    session = open_session()
+    compiled: list[Any] = []
+    session._run = session._trained = lambda inputs: compiled.append(inputs)  # stands for what a compiler returns
+    batch = session.random_batch((8, 8), 2, 0)
+    with session.training(), session.evaluating():
+        outputs = session.forward(batch.inputs)
+        assert not session.module.training and torch.is_inference_mode_enabled()
+    assert len(outputs) == 2 and not compiled
+
+
 def test_training_is_left_when_a_call_fails() -> None:
     module = Pooled()
     session = open_session(module)

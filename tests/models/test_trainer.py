@@ -190,7 +190,7 @@ def test_each_step_has_the_rate_of_its_number(pictures: Path, tmp_path: Path) ->
 def test_an_epoch_has_its_figures_and_a_line(pictures: Path, tmp_path: Path) -> None:
     measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=3, eval_every=2)
     lines: list[str] = []
-    measuring.report = lines.append
+    measuring.report = lambda line, _: lines.append(line)
     point = measuring.measure(KEY)
     assert [epoch.number for epoch in point.epochs] == [1, 2, 3]
     assert [epoch.accuracy is not None for epoch in point.epochs] == [False, True, True]
@@ -456,6 +456,32 @@ def test_a_checkpoint_that_is_not_finished_leaves_the_one_before(checkpoint: Pat
         trainer.save(checkpoint, {})
     assert checkpoint.read_bytes() == before
     assert [path.name for path in checkpoint.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_checkpoint_that_is_written_later_has_the_weights_of_its_moment(tmp_path: Path) -> None:
+    session = open_session()
+    session.optimizer(SGD)
+    trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
+    assert trainer is not None
+    trainer.save(tmp_path / "now.pt", {"epoch": 1})
+    trainer.save(tmp_path / "later.pt", {"epoch": 1}, later=True)
+    with torch.no_grad():
+        for parameter in session.module.parameters():
+            parameter.add_(1.0)
+    trainer.finish()
+    now, later = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("now", "later"))
+    assert_same(now["model"], later["model"])
+    assert {**now, "model": None, "random": None} == {**later, "model": None, "random": None}
+
+
+def test_a_checkpoint_that_can_not_be_written_later_is_an_error_at_the_end(tmp_path: Path) -> None:
+    session = open_session()
+    session.optimizer(SGD)
+    trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
+    assert trainer is not None
+    trainer.save(tmp_path / "gone" / "x.pt", {}, later=True)
+    with pytest.raises(OSError, match="gone"):
+        trainer.finish()
 
 
 # settings

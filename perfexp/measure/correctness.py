@@ -1,0 +1,60 @@
+"""Correctness: how far a model's outputs are from those in fp32 without compiler, CUDA graph and other layouts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from perfexp.algorithms.difference import relative_error, with_statistics
+from perfexp.data import Batches
+from perfexp.errors import Unsupported, UserError
+from perfexp.models.kinds import main_output
+from perfexp.models.plain import outputs_in_fp32
+from perfexp.records.record import Metric, Point
+
+if TYPE_CHECKING:
+    from perfexp.measure.procedure import Procedure
+
+
+def add(procedure: Procedure, point: Point, batches: Batches) -> None:
+    """Add relative L2 error and share of equal predictions, in evaluation mode on one batch.
+
+    Raises:
+        Unsupported: there is nothing to compare with.
+    """
+    session: Any = procedure.session
+    if not hasattr(session, "module") or procedure.group.size > 1:
+        raise Unsupported("probes.correctness=true compares a torch model on one device")
+    inputs = batches.next().inputs
+    reference = partial(outputs_in_fp32, session.module, inputs)
+    with session.inferring(), with_statistics(session.module, partial(session.eager, inputs)):
+        outputs = _captured(session, inputs) if procedure.graph else session.forward(inputs)
+        plain = reference() if procedure.algorithm is None else procedure.algorithm.run_baseline("default", reference)
+        error, agreement = relative_error(outputs, plain), _agreement(outputs, plain)
+    for name, value, reason in (
+        ("relative_error", error, "the outputs are not finite, or all zero"),
+        ("argmax_agreement", agreement, "the outputs have no scores of classes"),
+    ):
+        missing = reason if value is None else None
+        point.metrics.append(Metric(name=f"correctness/{name}", value=value, unit="1", reason=missing))
+
+
+def _captured(session: Any, inputs: Any) -> Any:
+    """The outputs of a replayed graph."""
+    held: list[Any] = []
+
+    def call() -> None:
+        held[:] = [session.forward(inputs)]
+
+    call()  # a compiler has to be done before the capture
+    session.capture(call)()
+    return held[0]
+
+
+def _agreement(outputs: Any, plain: Any) -> float | None:
+    """Share of samples, or of pixels, with the same class."""
+    try:
+        own, expected = (main_output(one).argmax(1) for one in (outputs, plain))
+    except UserError:
+        return None
+    return float((own == expected).double().mean())

@@ -1,0 +1,42 @@
+"""What torch.compile did since the last reset: its time, graphs, graph breaks and recompilations."""
+
+from __future__ import annotations
+
+import torch
+
+from perfexp.records.record import Metric
+
+
+def reset() -> None:
+    """Forget what was compiled, and what it took."""
+    from torch._dynamo import utils  # takes seconds, and only a compiled model needs it
+
+    torch.compiler.reset()
+    utils.clear_compilation_metrics()
+    utils.counters.clear()
+
+
+def metrics() -> list[Metric]:
+    """Metrics since `reset`; missing, with the reason, where torch does not count."""
+    from torch._dynamo import utils  # as above
+
+    try:
+        compiled = utils.get_compilation_metrics()
+        values: dict[str, float] = {
+            "seconds": sum(one.duration_us or 0 for one in compiled) * 1e-6,
+            "graphs": utils.counters["stats"]["unique_graphs"],
+            "graph_breaks": sum(utils.counters["graph_break"].values()),
+            # a frame's compilations are numbered from 0: `frame/number`
+            "recompilations": sum(bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled),
+        }
+    except (AttributeError, TypeError, ValueError) as error:  # torch's own records, which change
+        reason = f"torch {torch.__version__} counts in another way: {error}"
+        return [Metric(name="compile/seconds", value=None, unit="seconds", reason=reason)]
+    return [
+        Metric(name=f"compile/{name}", value=float(value), unit="seconds" if name == "seconds" else "1")
+        for name, value in values.items()
+    ]
+
+
+def _number(compile_id: str | None) -> int:
+    return int((compile_id or "0").rpartition("/")[2].partition("_")[0])
