@@ -15,8 +15,8 @@ from perfexp.host import locks
 ENGINES = ("docker", "podman")
 #: Limit on one query of an engine.
 _QUERY_SECONDS = 60.0
-#: Limits of NVIDIA's containers: page-locked memory for transfers, and the stack of NCCL's threads.
-_LIMITS = ("--ipc=host", "--ulimit=memlock=-1", "--ulimit=stack=67108864")
+#: Limits of containers with GPUs: page-locked memory for transfers, and the stack of NCCL's threads.
+_LIMITS = ("--ulimit=memlock=-1", "--ulimit=stack=67108864")
 
 
 def engine_path(name: str | None) -> str:
@@ -60,12 +60,12 @@ def command(
     paths, and the locks that keep two measurements off one device.
     """
     is_podman = Path(engine).name == "podman"
-    gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all"] if has_gpus else []
+    gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS] if has_gpus else []
     own = ["--userns=keep-id"] if is_podman and os.getuid() else [f"--user={os.getuid()}:{os.getgid()}"]
     mounts = [_mount(writable), _mount(locks.private_folder()), *(_mount(path, ",readonly") for path in readable)]
     environment = [f"--env={IMAGE_VARIABLE}={image}@{digest}", "--env=HOME=/tmp"]
     return [
-        *(engine, "run", "--rm", "--network=none", *_LIMITS, *gpus, *own, *mounts, *environment),
+        *(engine, "run", "--rm", "--network=none", "--ipc=host", *gpus, *own, *mounts, *environment),
         *("--entrypoint=perfexp", digest, *arguments),
     ]
 
