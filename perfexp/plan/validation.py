@@ -96,7 +96,7 @@ def _check_training(plan: config.Plan) -> None:
     if plan.infers_trained and not (saved and plan.epochs):
         raise UserError(
             "mode.inference.trained=true needs the weights of a training: add mode=train_inference epochs=N "
-            "mode.train.checkpoints=true, or name a file with model.weights."
+            "mode.train.checkpoints=true, or set mode.inference.trained=false and name a file with model.weights."
         )
     if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
         return  # a mode of the user's, whose code belongs into the worker
