@@ -15,6 +15,7 @@ from perfexp.modes.train import Train
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
+from perfexp.reports.markdown import markdown
 from perfexp.tables import csv_tables, vendor_file
 from perfexp.tables.quantities import point_runs, quantities
 from perfexp.worker.workbench import Workbench
@@ -86,6 +87,10 @@ def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
     ]
     lines = list(csv.DictReader(csv_tables.to_csv(csv_tables.epochs(record)).decode().splitlines()))
     assert [line["custom/f1"] for line in lines] == ["", "0.5"]
+    report = markdown(record)
+    assert "## Epochs" in report
+    assert "| 2 | 1.00 s |" in report
+    assert "0.5000 |" in report
     [training] = json.loads(vendor_file.to_json(record))["training"]
     assert training["epoch_metrics"] == [{}, {"custom/f1": 0.5}]
 

@@ -31,6 +31,8 @@ class Batches(Protocol):
 class Data(Protocol):
     """Interface of the object that a `data` node of the configuration builds.
 
+    It may have an attribute `problems`: a line about each file that cannot be used and is left out.
+
     Attributes:
         labelled: whether the targets are real, so that an accuracy is meaningful.
         num_classes: number of classes of the labels, or None where the model decides.

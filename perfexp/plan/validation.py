@@ -33,7 +33,7 @@ def check(plan: config.Plan) -> None:
             "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
         )
     nodes = [node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)]
-    if all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in ([], [1]):
+    if nodes and all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in ([], [1]):
         raise UserError(
             f"batch_size={plan.batch_size} would be used by no phase: set mode.train.batch_size and "
             "mode.inference.batch_size, or leave one of them null."
@@ -96,7 +96,7 @@ def _check_training(plan: config.Plan) -> None:
     if plan.infers_trained and not (saved and plan.epochs):
         raise UserError(
             "mode.inference.trained=true needs the weights of a training: add mode=train_inference epochs=N "
-            "mode.train.checkpoints=true, or name a file with model.weights."
+            "mode.train.checkpoints=true, or set mode.inference.trained=false and name a file with model.weights."
         )
     if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
         return  # a mode of the user's, whose code belongs into the worker

@@ -99,6 +99,8 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     across, phases = overview.processes(table), overview.phases(table)
     yield _section("Across processes", across.markdown() if across else "")
     yield _section("Phases of a call", phases.markdown() if phases else "")
+    trained = overview.epochs(record)
+    yield _section("Epochs", trained.markdown() if trained else "")
     loads, others = overview.loads(record), overview.metrics(table)
     yield _section("Clock and power under load", loads.markdown() if loads else "")
     yield _section("Other metrics", _list([*others.listed(), *others.notes]) if others else "")

@@ -73,6 +73,31 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     return Grid([*columns, Column("data share", cells)]).without_empty()
 
 
+def epochs(record: Record) -> Grid | None:
+    """Return the figures of each epoch of each training; None without epochs."""
+    trained = [(point.key, epoch) for point in record.points for epoch in point.epochs]
+    if not trained:
+        return None
+    keys = [key for key, _ in trained]
+    names = _distinct(metric.name for _, epoch in trained for metric in epoch.metrics)
+    custom = [Column(name, (_number(epoch.figures.get(name)) for _, epoch in trained)) for name in names]
+    columns = [
+        *_columns_of(keys, varying(keys)),
+        Column("epoch", (str(epoch.number) for _, epoch in trained)),
+        Column("time", (units.format_seconds(epoch.seconds) for _, epoch in trained)),
+        Column("samples/s", (_number(epoch.samples_per_second) for _, epoch in trained)),
+        Column("loss", (_number(epoch.loss) for _, epoch in trained)),
+        Column("accuracy", (_number(epoch.accuracy) for _, epoch in trained)),
+        Column("learning rate", (_number(epoch.learning_rate) for _, epoch in trained)),
+        *custom,
+    ]
+    return Grid(columns).without_empty()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else units.digits(value, 4)
+
+
 def processes(rows: Sequence[Row]) -> Grid | None:
     """Return how far the processes that measured each of several points differ; None if there is at most one."""
     totals = [row for row in rows if row.spread is not None and row.time]
