@@ -16,6 +16,7 @@ FLOORS = (
     ("statistics", "work", "host"),
     ("records", "convolutions"),
     ("meters", "roofline", "speed", "stopping", "sweep"),
+    ("prediction",),
     ("devices",),
     ("diagnosis", "models"),
     ("data",),
