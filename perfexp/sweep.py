@@ -88,19 +88,27 @@ class BatchSizes:
 
 
 def timed_keys(
-    pairs: Sequence[tuple[Size, int]], *, phases: Sequence[str], precision: str, replicate: int, anchored: bool = False
+    pairs: Sequence[tuple[Size, int]],
+    *,
+    phases: Sequence[str],
+    precision: str,
+    replicate: int,
+    anchored: bool = False,
+    chosen: Sequence[tuple[Size, int]] = (),
 ) -> list[Key]:
     """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
 
     Args:
         replicate: number of processes.
         anchored: whether processes after the first measure only a few of many points.
+        chosen: points that the first process measures instead, chosen by earlier results.
     """
     _refuse_many(replicate, len(pairs), len(phases))
+    repeated = anchors(pairs) if anchored else pairs
     return [
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
         for number in range(replicate)
-        for size, batch in (anchors(pairs) if number and anchored else pairs)
+        for size, batch in (repeated if number else chosen or pairs)
         for phase in phases
     ]
 

@@ -26,7 +26,7 @@ FLOORS = (
     ("algorithms", "layers", "ranks"),
     ("measure", "profilers"),
     ("plan", "summaries"),
-    ("comparison",),
+    ("comparison", "forecast"),
     ("tables",),
     ("plots",),
     ("reports",),

@@ -14,10 +14,19 @@ from typing import Any, Self
 from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
+from perfexp.forecast import corpus, predictions
+from perfexp.forecast.predictions import Forecast
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import run_history, supervisor
-from perfexp.orchestration.preparation import Assignment, is_of_perfexp, prepare, profiler_settings, profiles_again
+from perfexp.orchestration.preparation import (
+    Assignment,
+    is_of_perfexp,
+    prepare,
+    profiler_settings,
+    profiles_again,
+    write_expected,
+)
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
@@ -90,7 +99,10 @@ class Run:
                 command=self.assignment.plain["command"],
                 timeout_seconds=plan.timeout_seconds,
             )
+            if plan.is_sparse and self._job.profiler.times:
+                self._job.choose = lambda results: (plan.timed_keys(results), plan.layer_keys(results))
             _add_earlier_results(self._job)
+            self._job.extend()
             if not _left(self._job):
                 self._console.note(f"Nothing is left to measure in {paths.root}: this is what was measured.")
             self._stack = stack.pop_all()
@@ -120,6 +132,7 @@ class Run:
         seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         device = supervisor.device_facts(job).get("name")
+        points += assignment.plan.scope
         self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
@@ -152,11 +165,14 @@ class Run:
 
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
+        self._job.extend()
         record = assemble(self.assignment, self._job)
         record.earlier = run_history.exchange(record)
         record.selfcheck = selfcheck_summary.recall(record)
         try:
             write_atomically(self._paths.record, record.to_json())
+            if self._job.choose is not None:
+                write_expected(self._paths, self.assignment.plan, record.points)
         except OSError as error:
             raise disk_error(error) from error
         return record
@@ -228,10 +244,18 @@ def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
             roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        record.artifacts = run_files.write(record, paths)
+        record.artifacts = run_files.write(record, paths, _forecasts(record, paths))
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
+
+
+def _forecasts(record: Record, paths: RunPaths) -> list[Forecast]:
+    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
+    if not predictions.candidates(record.plan):
+        return []
+    own = corpus.of_record(record, paths.root)
+    return predictions.of_record(record, own, corpus.find_curves([paths.root.parent], without=paths.root))
 
 
 def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:

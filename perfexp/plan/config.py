@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -22,8 +22,9 @@ from perfexp.host.installation import conf_dir
 from perfexp.models import Execution, Precision
 from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
+from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
-from perfexp.records.record import Key, layers_key
+from perfexp.records.record import Key, Point, layers_key
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 
@@ -200,11 +201,31 @@ class Plan(PlanSchema):
         named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
         return [conf_dir(), *map(Path, named)]
 
-    def timed_keys(self) -> list[Key]:
-        """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash."""
-        pairs = build(self.sweep).points(self.input_size, self.batch_size)
+    @property
+    def is_sparse(self) -> bool:
+        """Whether points are chosen while others are measured."""
+        return isinstance(build(self.sweep), Sparse)
+
+    @property
+    def scope(self) -> str:
+        """Sizes and batch sizes that a sparse sweep covers, in words; empty for other sweeps."""
+        sweep = build(self.sweep)
+        if not isinstance(sweep, Sparse):
+            return ""
+        number = len(sweep.candidates(self.input_size, self.batch_size))
+        return f", and more by their results: up to {min(sweep.measured, number)} of {number}, the others predicted"
+
+    def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
+        """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash.
+
+        Args:
+            results: results so far, by which a sparse sweep chooses further points.
+        """
+        sweep = build(self.sweep)
+        sizes = self.input_size, self.batch_size
         return timed_keys(
-            pairs,
+            sweep.points(*sizes),
+            chosen=sweep.chosen(*sizes, results) if isinstance(sweep, Sparse) else (),
             phases=self.phases,
             precision=self.precision.name,
             replicate=self.processes,
@@ -222,20 +243,20 @@ class Plan(PlanSchema):
             for r, k in first.items()
         ]
 
-    def layer_keys(self) -> list[Key]:
-        """Points whose layers are timed: those of the first replicate."""
-        return [layers_key(key) for key in self.timed_keys() if self.probes.layers and key.replicate == 0]
+    def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
+        """Points whose layers are timed: those of the first replicate; see `timed_keys` for the results."""
+        return [layers_key(key) for key in self.timed_keys(results) if self.probes.layers and key.replicate == 0]
 
     def profile_keys(self) -> list[Key]:
         """Profiles that are made after timing."""
         profiler: Profiler = build(self.profiler)
         return profiler.chosen(self.timed_keys())
 
-    def keys(self) -> list[Key]:
-        """All points; profiles alone if the profiler only marks calls."""
+    def keys(self, results: Collection[Point] = ()) -> list[Key]:
+        """All points; profiles alone if the profiler only marks calls. See `timed_keys` for the results."""
         profiler: Profiler = build(self.profiler)
-        timed = [*self.timed_keys(), *self.first_prediction_keys(), *self.layer_keys()] if profiler.times else []
-        return [*timed, *self.profile_keys()]
+        timed = [*self.timed_keys(results), *self.first_prediction_keys(), *self.layer_keys(results)]
+        return [*(timed if profiler.times else ()), *self.profile_keys()]
 
 
 def register(scratch: Path | None = None) -> None:

@@ -27,15 +27,16 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.timed_keys()
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    for key in sweep.order(_missing(keys, paths, replicate), replicate, plan.seed):
-        emit.point(key)
-        # where a smaller point ran out of memory, this one would as well
-        predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
-        point = predicted or procedure.measure(key)
-        _append(point, paths, emit)
-        out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
-        if out_of_step or procedure.device.is_lost():
-            return False
+    while left := _missing(plan.timed_keys(read_points(paths.points)), paths, replicate):  # a sparse sweep goes on
+        for key in sweep.order(left, replicate, plan.seed):
+            emit.point(key)
+            # where a smaller point ran out of memory, this one would as well
+            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
+            point = predicted or procedure.measure(key)
+            _append(point, paths, emit)
+            out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
+            if out_of_step or procedure.device.is_lost():
+                return False
     return True
 
 
@@ -45,7 +46,7 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
-    for key in _missing(plan.layer_keys(), paths, replicate):
+    for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
         emit.point(key)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:
