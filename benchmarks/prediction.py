@@ -58,9 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         quantities = read_records(options.paths)
     for quantity, truths in quantities.items():
+        truths = shuffled(truths) if options.no_leak else truths
+        scores = campaign(truths)
+        report(quantity, truths, scores)
         if options.no_leak:
-            truths = shuffled(truths)
-        report(quantity, truths, campaign(truths))
+            print(f"Skill against the median of each curve: {skill(truths, scores):+.3f} (above 0 would be a leak).")
     return 0
 
 
@@ -123,6 +125,12 @@ def report(quantity: str, truths: Sequence[Truth], scores: Sequence[dict[str, Sc
         print(
             f"  {name}: coverage {100 * figures['coverage']:.1f} %, median error {100 * figures['median_error']:.2f} %"
         )
+
+
+def skill(truths: Sequence[Truth], scores: Sequence[dict[str, Score]]) -> float:
+    """Return 1 minus the mean error over that of a constant, the median of the curve."""
+    constant = [np.abs(np.median(truth.values) / truth.values - 1).mean() for truth in truths]
+    return float(1 - np.mean([one[GAUSSIAN_PROCESS].errors.mean() for one in scores]) / np.mean(constant))
 
 
 def bootstrap(coverages: Sequence[float], seed: int) -> tuple[float, float]:

@@ -28,7 +28,8 @@ class Sweep(Protocol):
     """The combinations of input size and batch size that a `sweep` node of the configuration chooses.
 
     Attributes:
-        skip_larger: whether points larger than one that ran out of memory are skipped.
+        skip_larger: whether points larger than one that ran out of memory are skipped; `skip_oom`, where a sweep has
+            it, whether points are skipped whose traced peak exceeds the memory.
     """
 
     skip_larger: bool
@@ -40,8 +41,8 @@ class Sweep(Protocol):
 class Point:
     """Every input size with every batch size."""
 
-    def __init__(self, *, skip_larger: bool = False) -> None:
-        self.skip_larger = skip_larger
+    def __init__(self, *, skip_larger: bool = False, skip_oom: bool = False) -> None:
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         return _combined(sizes, batch_sizes)
@@ -50,7 +51,9 @@ class Point:
 class Sizes:
     """Evenly spaced square sizes, from and to a side in pixels."""
 
-    def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
+    def __init__(
+        self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False, skip_oom: bool = False
+    ) -> None:
         if num_sizes < 1 or min_size < 1 or max_size < min_size:
             raise UserError(
                 f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; "
@@ -63,7 +66,7 @@ class Sizes:
                 f"sweep=sizes: there are only {max_size - min_size + 1} sizes from {min_size} to {max_size}, "
                 f"not {num_sizes}. Lower sweep.num_sizes or widen the range."
             )
-        self.skip_larger = skip_larger
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
         self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -77,8 +80,8 @@ class Sizes:
 class BatchSizes:
     """A list of batch sizes, in samples per call."""
 
-    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
-        self.skip_larger = skip_larger
+    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False, skip_oom: bool = False) -> None:
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
         self.batch_sizes = parse_batch_sizes(list(batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:

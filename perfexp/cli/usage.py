@@ -25,6 +25,8 @@ _COMMANDS = {
     "show DIR": "report of a run",
     "compare A B": "which run is faster, and by how much",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
+    "predict model=vgg16 gpu=h200": "memory, time and energy without a run",
+    "predict check DIR": "how good predictions are on your records",
     "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",

@@ -42,12 +42,13 @@ class Sparse:
         min_size: int = 224,
         max_size: int = 512,
         skip_larger: bool = False,
+        skip_oom: bool = False,
     ) -> None:
         if measured < LEAST_MEASURED:
             raise UserError(f"sweep.measured={measured}: predictions need at least {LEAST_MEASURED} measured points.")
         if not 0 < target < 1:
             raise UserError(f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03.")
-        self.skip_larger = skip_larger
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
         self.measured, self.target = measured, target
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
 

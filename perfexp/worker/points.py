@@ -6,6 +6,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from perfexp import sweep
+from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
@@ -13,6 +14,7 @@ from perfexp.records.record import Key, Point, Status, missing, point_to_line, r
 
 if TYPE_CHECKING:
     from perfexp.measure.procedure import Procedure
+    from perfexp.worker.peak_memory import MemoryGuard
 
 
 def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
@@ -20,7 +22,8 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
     If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
     """
-    skip_larger = config.build(plan.sweep).skip_larger
+    rules = config.build(plan.sweep)
+    guard = _memory_guard(procedure, plan) if getattr(rules, "skip_oom", False) else None
     if replicate == 0:
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
@@ -31,7 +34,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         for key in sweep.order(left, replicate, plan.seed):
             emit.point(key)
             # where a smaller point ran out of memory, this one would as well
-            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
+            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if rules.skip_larger else [])
+            if guard is not None and predicted is None:
+                predicted = guard.refuse(key, read_points(paths.points))
             point = predicted or procedure.measure(key)
             _append(point, paths, emit)
             out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
@@ -57,6 +62,16 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         _append(point, paths, emit)
         if procedure.device.is_lost():
             break
+
+
+def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
+    """Return the guard against points that exceed the memory; raises UserError for a device of unknown size."""
+    from perfexp.worker.peak_memory import MemoryGuard  # with torch's stand-ins, which other sweeps do without
+
+    facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
+    if not facts.get("memory_bytes"):
+        raise UserError(f"sweep.skip_oom=true: the memory of {procedure.device.name} is unknown; leave it out.")
+    return MemoryGuard(plan, int(facts["memory_bytes"]))
 
 
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
