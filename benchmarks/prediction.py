@@ -2,7 +2,9 @@
 
     python benchmarks/prediction.py simulated                # 500 curves of each kind, with known truth
     python benchmarks/prediction.py curves FILE.csv.gz       # curves of a file: model, algorithm, device, input_size, …
-    python benchmarks/prediction.py records DIR…             # dense runs of perfexp
+    python benchmarks/prediction.py records DIR…             # dense runs of perfexp, sampled
+    python benchmarks/prediction.py against DIR… --truth DIR…  # sparse runs against dense ones of other processes
+    python benchmarks/prediction.py memory DIR…              # traced against measured peaks of memory
 
 Each curve is sampled by the procedure of `sweep=sparse`: six sizes, then the least certain ones, up to `--measured`.
 All other sizes are the test. Intervals are calibrated by the measured points of curves of other models alone. The
@@ -26,9 +28,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from perfexp.errors import Unsupported
+from perfexp.forecast.corpus import calibration_for, find_curves, truths
+from perfexp.forecast.predictions import INTERPOLATED, forecast
+from perfexp.host import gpu_sheets, installation
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
+from perfexp.records.record import Record
 
+#: Keys of a command that decide on its memory.
+_TRACED_KEYS = ("model", "mode", "precision", "execution", "algorithm", "input_size", "batch_size")
 Array = NDArray[np.float64]
 #: Calls per size in the files of curves, for the standard error of a mean.
 CALLS = 20
@@ -39,13 +48,18 @@ SIMULATED_OTHERS = 40
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("simulated", "curves", "records"))
+    parser.add_argument("what", choices=("simulated", "curves", "records", "against", "memory"))
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--measured", type=int, default=12)
     parser.add_argument("--target", type=float, default=0.0, help="half-width at which a campaign stops; 0 for never")
     parser.add_argument("--campaigns", type=int, default=CAMPAIGNS, help="simulated curves of each kind")
     parser.add_argument("--no-leak", action="store_true", help="shuffle the values of each curve")
+    parser.add_argument("--truth", nargs="+", type=Path, default=[], metavar="DIR", help="against: dense runs")
     options = parser.parse_args(arguments)
+    if options.what == "against":
+        return against(options.paths, options.truth)
+    if options.what == "memory":
+        return memory(options.paths)
     campaign = partial(evaluate, measured=options.measured, target=options.target)
     if options.what == "simulated":
         truths = list(simulated(options.campaigns))
@@ -170,9 +184,77 @@ def truth_of(name: str, group: str, side: Array, values: Array, errors: Array) -
     return Truth(name=name, group=group, x=x, values=values, errors=errors)
 
 
-def read_records(paths: Sequence[Path]) -> dict[str, list[Truth]]:
-    from perfexp.prediction.corpus import find_curves, truths
+def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
+    """Print errors and coverage of the predictions of sparse runs for the points that dense runs measured."""
+    runs, truths = find_curves(sparse), find_curves(dense)
+    print("| curve | points | median error | p90 | coverage | half-width |\n" + "| --- " * 6 + "|")
+    errors, coverages = [], []
+    for curve in runs:
+        others = [other for other in truths if (other.name, other.about) == (curve.name, curve.about)]
+        for truth in (other for other in others if other.kind == curve.kind):
+            made = forecast(curve, list(truth.values), calibration_for(curve, runs)).points
+            rows = [
+                (point.value, truth.values[point.pair].value)
+                for point in made
+                if point.source == INTERPOLATED and point.value
+            ]
+            off = np.array([abs(predicted.value / actual - 1) for predicted, actual in rows])
+            held = np.mean([predicted.low <= actual <= predicted.high for predicted, actual in rows])
+            half = np.median([(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows])
+            errors.append(off)
+            coverages.append(float(held))
+            figures = (np.median(off), np.quantile(off, 0.9), held, half)
+            print(f"| {curve.name} | {off.size} | " + " | ".join(f"{100 * one:.2f} %" for one in figures) + " |")
+    if not errors:
+        print("no curve of a sparse run has a dense one of the same plan and device", file=sys.stderr)
+        return 1
+    pooled_errors = np.concatenate(errors)
+    low, high = bootstrap(coverages, int.from_bytes(hashlib.sha256(pooled_errors.tobytes()).digest()[:8]))
+    print(
+        f"\nmedian error {100 * np.median(pooled_errors):.2f} %, p90 {100 * np.quantile(pooled_errors, 0.9):.2f} %, "
+        f"coverage {100 * np.mean(coverages):.1f} % ({100 * low:.1f} to {100 * high:.1f} over curves)"
+    )
+    return 0
 
+
+def memory(folders: Sequence[Path]) -> int:
+    """Print the traced peak of each point beside the measured one; they are compared with the trace's workspaces."""
+    from perfexp.cli.composition import compose
+    from perfexp.plan import config
+    from perfexp.worker.peak_memory import MemoryTrace
+
+    print("| model | phase | size | batch | measured MiB | traced MiB | difference |\n" + "| --- " * 7 + "|")
+    within = []
+    for file in sorted(file for folder in folders for file in folder.rglob("record.json")):
+        record = Record.load(file)
+        words = [word for word in record.command if word.split("=")[0].split(".")[0] in _TRACED_KEYS]
+        trace = MemoryTrace(config.typed(compose([*words, f"gpu={sheet_of(record)}"])))
+        for point in record.points:
+            measured = point.metric("memory/peak_bytes")
+            if not point.key.is_timed or point.key.replicate or measured is None or not measured.value:
+                continue
+            try:
+                traced = trace.peak(point.key).total_bytes + trace.workspace_bytes(point.key)
+            except Unsupported as error:
+                print(f"| {record.name} | {point.key.phase} | {error} |")
+                within.append(False)
+                continue
+            difference = traced / measured.value - 1
+            within.append(abs(difference) <= 0.02)
+            cells = (record.name, point.key.phase, point.key.size_label, point.key.batch_size)
+            figures = f"{measured.value / 2**20:.1f} | {traced / 2**20:.1f} | {100 * difference:+.2f} %"
+            print(f"| {' | '.join(map(str, cells))} | {figures} |", flush=True)
+    print(f"\nwithin 2 %: {sum(within)} of {len(within)}")
+    return 0
+
+
+def sheet_of(record: Record) -> str:
+    """Return the name of the data sheet of a record's GPU."""
+    name = str(record.environment.get("device", {}).get("name", ""))
+    return gpu_sheets.matching(gpu_sheets.read([installation.conf_dir()]), name) or "h100"
+
+
+def read_records(paths: Sequence[Path]) -> dict[str, list[Truth]]:
     return truths(find_curves(paths))
 
 

@@ -104,12 +104,15 @@ class MemoryTrace:
             node["optimizer"] = {"foreach": True, **node["optimizer"]}
         return node
 
+    def workspace_bytes(self, key: Key) -> int:
+        """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
+        capability = str((self._plan.gpu.get("facts") or {}).get("compute_capability") or "").partition(".")[0]
+        return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
+
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
-        facts = self._plan.gpu.get("facts") or {}
-        capability = str(facts.get("compute_capability") or "").partition(".")[0]
-        workspace = _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
-        peak, capacity = self.peak(key), facts.get("memory_bytes")
+        workspace = self.workspace_bytes(key)
+        peak, capacity = self.peak(key), (self._plan.gpu.get("facts") or {}).get("memory_bytes")
         largest = self._largest_batch(key, peak, capacity - CONTEXT_BYTES - workspace) if capacity else None
         return {
             "key": msgspec.to_builtins(key),
