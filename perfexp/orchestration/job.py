@@ -15,6 +15,7 @@ from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, predictions
+from perfexp.forecast.lookup import stairs
 from perfexp.forecast.predictions import Forecast
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
@@ -169,6 +170,8 @@ class Run:
         record = assemble(self.assignment, self._job)
         record.earlier = run_history.exchange(record)
         record.selfcheck = selfcheck_summary.recall(record)
+        if self.assignment.plan.is_sparse:
+            record.doubts += [doubt for curve in corpus.of_record(record, self._paths.root) for doubt in stairs(curve)]
         try:
             write_atomically(self._paths.record, record.to_json())
             if self._job.choose is not None:
