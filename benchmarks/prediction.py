@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.errors import Unsupported
-from perfexp.forecast.corpus import calibration_for, find_curves, truths
+from perfexp.forecast.corpus import Corpus, find_curves, truths
 from perfexp.forecast.predictions import INTERPOLATED, forecast
 from perfexp.host import gpu_sheets, installation
 from perfexp.prediction.conformal import Calibration, calibrate
@@ -187,12 +187,13 @@ def truth_of(name: str, group: str, side: Array, values: Array, errors: Array) -
 def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
     """Print errors and coverage of the predictions of sparse runs for the points that dense runs measured."""
     runs, truths = find_curves(sparse), find_curves(dense)
+    corpus = Corpus(runs)
     print("| curve | points | median error | p90 | coverage | half-width |\n" + "| --- " * 6 + "|")
     errors, coverages = [], []
     for curve in runs:
         others = [other for other in truths if (other.name, other.about) == (curve.name, curve.about)]
         for truth in (other for other in others if other.kind == curve.kind):
-            made = forecast(curve, list(truth.values), calibration_for(curve, runs)).points
+            made = forecast(curve, list(truth.values), corpus.calibration(curve)).points
             rows = [
                 (point.value, truth.values[point.pair].value)
                 for point in made

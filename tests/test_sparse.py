@@ -122,7 +122,7 @@ def test_batch_sizes_of_one_size_and_both_phases_are_predicted(run):
 
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
-    [forecast] = predictions.of_record(record, curves, [])
+    [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
     [panel] = record_plots.plot(record, [forecast]).panels
     [band] = panel.bands
     assert not panel.curves
@@ -131,7 +131,7 @@ def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse)
 
 
 def test_settings_of_sparse_sweeps_are_checked():
-    for wrong in ({"measured": 3}, {"target": 0}, {"target": float("nan")}, {"min_size": 0}):
+    for wrong in ({"measured": 3}, {"measured": 101}, {"target": 0}, {"target": float("nan")}, {"min_size": 0}):
         with pytest.raises(UserError, match="sweep"):
             Sparse(**wrong)
 

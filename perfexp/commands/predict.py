@@ -25,7 +25,7 @@ from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.record import Key
 from perfexp.reports.console import Console
-from perfexp.summaries.subject import Subject, label, subject
+from perfexp.summaries.subject import label, subject
 
 #: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
 _DENSE = 20
@@ -93,21 +93,15 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
 ) -> list[tuple[Key, dict[str, Answer]]]:
-    about = subject(plain)
+    about = replace(subject(plain), device=None)
     devices = {curve.about.device for curve in curves}
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
     if file is not None and file.match:
         devices = {device for device in devices if device and file.is_of(device)}
         curves = [curve for curve in curves if curve.about.device in devices]
-    installed = _installed()
+    known, installed = corpus.Corpus(curves), _installed()
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
-    return [(key, {name: _answer(key, name, about, curves, installed) for name in QUANTITIES}) for key in keys]
-
-
-def _answer(
-    key: Key, quantity: str, about: Subject, curves: Sequence[MeasuredCurve], installed: Mapping[str, str]
-) -> Answer:
-    return lookup.look_up(key, quantity, replace(about, device=None), curves, installed)
+    return [(key, {name: lookup.look_up(key, name, about, known, installed) for name in QUANTITIES}) for key in keys]
 
 
 def _installed() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import Truth
-from perfexp.prediction.sparse import LEAST_MEASURED, Pair, curve_of, standard_error
+from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, standard_error
 from perfexp.records.folders import below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
@@ -29,7 +29,7 @@ QUANTITIES = {"time": "seconds", "energy": "joules"}
 #: Facts of software and device that change times, in the order of importance.
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
 #: Limit on the records that calibrate one run, the newest.
-_MOST_RECORDS = 60
+_MOST_RECORDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,13 @@ class MeasuredCurve:
         return " · ".join(words)
 
     def curve(self) -> Curve:
-        """Return the curve over its own range."""
-        x = selection.coordinates(list(self.values))
-        return curve_of(selection.scaled(x, x), list(self.values.values()))
+        """Return the curve over its own range; of more points than a prediction takes, some that are spread evenly."""
+        pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
+        if len(pairs) > MOST_MEASURED:
+            pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)]
+        x = selection.coordinates(pairs)
+        reference = selection.coordinates(list(self.values))
+        return curve_of(selection.scaled(x, reference), [self.values[pair] for pair in pairs])
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions of a part of it."""
@@ -151,16 +155,27 @@ def _torch(environment: Mapping[str, Any]) -> object:
     return packages.get("torch") if isinstance(packages, Mapping) else None
 
 
-def calibration_for(curve: MeasuredCurve, corpus: Collection[MeasuredCurve]) -> Calibration:
-    """Calibrate a curve by those of the same quantity on the same device, of other models or algorithms."""
-    others = [
-        other
-        for other in corpus
-        if (other.quantity, other.kind, other.about.device) == (curve.quantity, curve.kind, curve.about.device)
-        and (other.about.model, other.about.algorithm) != (curve.about.model, curve.about.algorithm)
-        and len(other.values) >= LEAST_MEASURED
-    ]
-    return calibrate([other.curve() for other in others[:_MOST_RECORDS]])
+class Corpus:
+    """Curves of other runs, newest first, and the calibrations by them."""
+
+    def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
+        self.curves = curves
+        self._calibrations: dict[tuple[object, ...], Calibration] = {}
+
+    def calibration(self, curve: MeasuredCurve) -> Calibration:
+        """Calibrate a curve by those of its quantity on the same device, of other models or algorithms."""
+        about = curve.about
+        place = (curve.quantity, curve.kind, about.device, about.model, about.algorithm)
+        if place not in self._calibrations:
+            others = [other.curve() for other in self.curves if _calibrates(other, curve)]
+            self._calibrations[place] = calibrate(others[:_MOST_RECORDS])
+        return self._calibrations[place]
+
+
+def _calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
+    is_alike = (other.quantity, other.kind, other.about.device) == (curve.quantity, curve.kind, curve.about.device)
+    is_other = (other.about.model, other.about.algorithm) != (curve.about.model, curve.about.algorithm)
+    return is_alike and is_other and len(other.values) >= LEAST_MEASURED
 
 
 def truths(curves: Iterable[MeasuredCurve], least: int = 20) -> dict[str, list[Truth]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfexp.forecast.corpus import MeasuredCurve, calibration_for
+from perfexp.forecast.corpus import Corpus, MeasuredCurve
 from perfexp.forecast.predictions import INTERPOLATED, MEASURED, REFUSED, Predicted, forecast
 from perfexp.prediction.gaussian_process import leave_one_out
 from perfexp.prediction.sparse import LEAST_MEASURED, Pair
@@ -36,9 +36,7 @@ class Answer:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def look_up(
-    key: Key, quantity: str, about: Subject, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]
-) -> Answer:
+def look_up(key: Key, quantity: str, about: Subject, corpus: Corpus, installed: Mapping[str, str]) -> Answer:
     """Return a quantity of a point from the curves of the same model, algorithm, precision and execution.
 
     A measured value is preferred to an interpolated one, and a newer record to an older one.
@@ -47,17 +45,16 @@ def look_up(
         key: the point.
         quantity: one of `corpus.QUANTITIES`.
         about: subject of the plan; any device counts if it has none.
-        corpus: curves, newest first.
         installed: versions of this machine that are compared with those of the records.
     """
     pair = key.input_size, key.batch_size
-    matching = [curve for curve in corpus if (curve.quantity, curve.phase) == (quantity, key.phase)]
+    matching = [curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)]
     matching = [curve for curve in matching if _is_same(curve.about, about)]
-    answers = [(forecast(curve, [pair], calibration_for(curve, corpus)).points[0], curve) for curve in matching]
+    answers = [(forecast(curve, [pair], corpus.calibration(curve)).points[0], curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):
         for predicted, curve in answers:
             if predicted.source == source:
-                doubts = [*outside(predicted, curve), *stale(curve, corpus, installed)]
+                doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
                 doubts += stairs(curve) if source == INTERPOLATED else []
                 return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
     reason = "no record of this model, algorithm, precision and execution has it"

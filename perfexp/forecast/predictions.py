@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from perfexp.errors import UserError
-from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, calibration_for, digest
+from perfexp.forecast.corpus import QUANTITIES, Corpus, MeasuredCurve, digest
 from perfexp.prediction import selection
 from perfexp.prediction.conformal import LEVEL, NORMAL_FACTOR, Calibration
 from perfexp.prediction.gaussian_process import predict
@@ -62,7 +62,7 @@ class Forecast:
     corpus: str
 
 
-def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Collection[MeasuredCurve]) -> list[Forecast]:
+def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -> list[Forecast]:
     """Predict the points of a sparse sweep that were not measured; nothing for other records.
 
     Args:
@@ -74,7 +74,7 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Collectio
         return []
     timed = [point for point in record.points if point.key.is_timed and not point.key.replicate]
     too_large = {pair for pair in pairs if exceeds_memory(pair, timed)}
-    return [forecast(curve, pairs, calibration_for(curve, corpus), corpus, too_large) for curve in curves]
+    return [forecast(curve, pairs, corpus.calibration(curve), corpus.curves, too_large) for curve in curves]
 
 
 def candidates(plan: Mapping[str, Any]) -> list[Pair]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from perfexp.forecast.corpus import MeasuredCurve
-from perfexp.prediction.conformal import calibrate
+from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
 from perfexp.records import units
 from perfexp.summaries.grid import Column, Grid
@@ -99,28 +99,31 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
         truths = [
             curve.truth() for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS
         ]
+        seen = [one.campaign(measured, 0.0) if len(one.values) >= dense else None for one in truths]
+        groups = {truth.group: _calibration(truth.group, truths, seen) for truth in truths}
+        scores = [_scored(truth, points, groups[truth.group]) for truth, points in zip(truths, seen, strict=True)]
         if truths:
-            scores = [_scored(truth, truths, measured, dense) for truth in truths]
             tables.append(SkillTable(quantity=quantity, truths=truths, scores=scores))
     return tables
 
 
-def _scored(truth: Truth, truths: Collection[Truth], measured: int, dense: int) -> dict[str, Score]:
-    others = [other for other in truths if other.group != truth.group]
-    is_dense = len(truth.values) >= dense
-    points = {id(other): _seen(other, measured, dense) for other in (*others, truth)}
-    calibration = calibrate([other.curve(points[id(other)]) for other in others])
-    if is_dense:
-        return score(truth, points[id(truth)], calibration)
+def _calibration(group: str, truths: Sequence[Truth], seen: Sequence[Sequence[int] | None]) -> Calibration:
+    """Calibrate the curves of a group by the seen points of the others."""
+    pairs = zip(truths, seen, strict=True)
+    return calibrate(
+        [one.curve(range(len(one.values)) if points is None else points) for one, points in pairs if one.group != group]
+    )
+
+
+def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) -> dict[str, Score]:
+    """Score a curve at the points that are not seen, or at each inner point by all others."""
+    if seen is not None:
+        return score(truth, seen, calibration)
     work = truth.x.sum(axis=1)
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     every = range(len(truth.values))
     parts = [score(truth, [place for place in every if place != left_out], calibration) for left_out in inner]
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
-
-
-def _seen(truth: Truth, measured: int, dense: int) -> list[int]:
-    return truth.campaign(measured, 0.0) if len(truth.values) >= dense else list(range(len(truth.values)))
 
 
 def _joined(parts: Sequence[Score]) -> Score:

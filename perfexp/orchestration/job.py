@@ -258,7 +258,8 @@ def _forecasts(record: Record, paths: RunPaths) -> list[Forecast]:
     if not predictions.candidates(record.plan):
         return []
     own = corpus.of_record(record, paths.root)
-    return predictions.of_record(record, own, corpus.find_curves([paths.root.parent], without=paths.root))
+    others = corpus.Corpus(corpus.find_curves([paths.root.parent], without=paths.root))
+    return predictions.of_record(record, own, others)
 
 
 def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:

@@ -32,6 +32,8 @@ _LEVEL_VARIANCE, _SLOPE_VARIANCE = 100.0, 9.0
 _LEAST_ERROR = 0.001
 #: Grid points with less weight than this share of the largest are left out of predictions.
 _NEGLIGIBLE = 1e-4
+#: Points that are predicted together: more need much memory.
+_CHUNK = 256
 #: Weight of a uniform prior beside the curves from which a prior is learned, in curves; and steps of learning.
 _UNIFORM_CURVES, _LEARNING_STEPS = 2, 5
 
@@ -75,16 +77,18 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     weights = _normalized(evidence, prior)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()
-    cross = _covariance(curve.x, at)[chosen]
-    plane = _plane(at)
-    means = curve.y.mean() + np.einsum("gnm,gn->gm", cross, alpha[chosen])
-    explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
-    own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + plane
-    variances = np.maximum(own - explained, 0.0)
-    mean = weights @ means
-    variance = weights @ (variances + means**2) - mean**2
     error = max(float(np.median(curve.errors)), _LEAST_ERROR)
-    return Prediction(mean=mean, deviation=np.sqrt(np.maximum(variance, 0.0) + error**2))
+    parts = []
+    for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
+        cross = _covariance(curve.x, part)[chosen]
+        means = curve.y.mean() + np.einsum("gnm,gn->gm", cross, alpha[chosen])
+        explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
+        own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
+        mean = weights @ means
+        variance = weights @ (np.maximum(own - explained, 0.0) + means**2) - mean**2
+        parts.append((mean, np.sqrt(np.maximum(variance, 0.0) + error**2)))
+    means, deviations = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Prediction(mean=means, deviation=deviations)
 
 
 def leave_one_out(curve: Curve, prior: Samples | None = None) -> Samples:

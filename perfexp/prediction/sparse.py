@@ -18,8 +18,8 @@ from perfexp.sweep import Point, Size, Sizes, Sweep
 
 Pair = tuple[Size, int]
 
-#: Fewest points that a curve is predicted from.
-LEAST_MEASURED = 4
+#: Fewest and most points that a curve is predicted from.
+LEAST_MEASURED, MOST_MEASURED = 4, 100
 #: Relative standard error of a median without an interval, and half-widths of a 95 % interval per standard error.
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
 #: Times that are predicted, best first.
@@ -44,8 +44,8 @@ class Sparse:
         skip_larger: bool = False,
         skip_oom: bool = False,
     ) -> None:
-        if measured < LEAST_MEASURED:
-            raise UserError(f"sweep.measured={measured}: predictions need at least {LEAST_MEASURED} measured points.")
+        if not LEAST_MEASURED <= measured <= MOST_MEASURED:
+            raise UserError(f"sweep.measured={measured}: set a number from {LEAST_MEASURED} to {MOST_MEASURED}.")
         if not 0 < target < 1:
             raise UserError(f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03.")
         self.skip_larger, self.skip_oom = skip_larger, skip_oom

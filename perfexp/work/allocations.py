@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfexp.work.count import same_random_numbers, with_stand_ins
 from perfexp.work.tensors import tensors_in
+from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
 #: Size of the blocks of torch's CUDA allocator: each allocation is rounded up to a multiple.
 BLOCK_BYTES = 512
@@ -99,6 +102,17 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The peak since the start, or since `restart`."""
         categories = {name: size for name, size in self._peak.categories.items() if size}
         return Peak(total_bytes=self._peak.total_bytes, categories=categories)
+
+
+@contextmanager
+def without_memory(module: torch.nn.Module) -> Iterator[None]:
+    """While entered, tensors of the module and new ones are stand-ins; raises Inconclusive if they do not suffice."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with quiet(), same_random_numbers(), with_stand_ins(module, mode), mode:
+            yield
+    except FAKE_TENSOR_LIMITS as error:
+        raise Inconclusive(str(error)) from error
 
 
 def peak_of_calls(

@@ -63,19 +63,15 @@ class MemoryTrace:
 
     def peak(self, key: Key) -> Peak:
         """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls
-        from perfexp.work.count import same_random_numbers, with_stand_ins
+        from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
         from perfexp.work.tensors import tensors_in
-        from perfexp.work.trial import FAKE_TENSOR_LIMITS, MODULE_ERRORS, quiet
+        from perfexp.work.trial import MODULE_ERRORS, Inconclusive
 
-        session, mode = self._session, FakeTensorMode(allow_non_fake_inputs=True)
+        session = self._session
         phase = config.build(self._phase(key.phase))
         try:
             with ExitStack() as stack:
-                for context in (quiet(), same_random_numbers(), with_stand_ins(session.module, mode), mode):
-                    stack.enter_context(context)
+                stack.enter_context(without_memory(session.module))
                 if key.phase == "train" and isinstance(session, Unwaiting):  # side results are read back
                     stack.enter_context(session.without_waits())
                 opened = self._data.open(
@@ -93,7 +89,7 @@ class MemoryTrace:
                         return dict(step.segments)
 
                     return peak_of_calls(session.module, segments)
-        except (*FAKE_TENSOR_LIMITS, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
+        except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
 
