@@ -219,7 +219,7 @@ def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
 
 
 def memory(folders: Sequence[Path]) -> int:
-    """Print the traced peak of each point beside the measured one; they are compared with the trace's workspaces."""
+    """Print the traced peak of each point of CUDA devices, with cuBLAS's workspaces, beside the measured one."""
     from perfexp.cli.composition import compose
     from perfexp.plan import config
     from perfexp.worker.peak_memory import MemoryTrace
@@ -228,6 +228,9 @@ def memory(folders: Sequence[Path]) -> int:
     within = []
     for file in sorted(file for folder in folders for file in folder.rglob("record.json")):
         record = Record.load(file)
+        if record.environment.get("device", {}).get("kind") != "cuda":
+            print(f"{file}: not measured on a CUDA device", file=sys.stderr)
+            continue
         words = [word for word in record.command if word.split("=")[0].split(".")[0] in _TRACED_KEYS]
         trace = MemoryTrace(config.typed(compose([*words, f"gpu={sheet_of(record)}"])))
         for point in record.points:

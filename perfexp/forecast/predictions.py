@@ -72,9 +72,12 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
     pairs = candidates(record.plan)
     if not pairs:
         return []
-    timed = [point for point in record.points if point.key.is_timed and not point.key.replicate]
-    too_large = {pair for pair in pairs if exceeds_memory(pair, timed)}
-    return [forecast(curve, pairs, corpus.calibration(curve), corpus.curves, too_large) for curve in curves]
+    forecasts = []
+    for curve in curves:
+        of_phase = [point for point in record.points if point.key.phase == curve.phase]
+        too_large = {pair for pair in pairs if exceeds_memory(pair, of_phase)}
+        forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, too_large))
+    return forecasts
 
 
 def candidates(plan: Mapping[str, Any]) -> list[Pair]:
