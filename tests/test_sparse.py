@@ -136,12 +136,6 @@ def test_settings_of_sparse_sweeps_are_checked():
             Sparse(**wrong)
 
 
-def test_several_ranks_are_refused(run):
-    code, printed, _ = run("model=resnet18", "gpu=h100", "gpu.count=2", "sweep=sparse", "tracking=none")
-    assert code == 2
-    assert "sweep=sparse is for one device" in printed
-
-
 def test_points_outside_the_measured_range_are_refused(sparse):
     [curve] = corpus.find_curves([sparse])
     pairs = [((200, 200), 1), ((225, 225), 1), ((224, 224), 2), ((600, 600), 1), ((300, 301), 1)]

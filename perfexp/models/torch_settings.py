@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +45,22 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
             actual = torch.get_num_interop_threads()
             return [diagnostics.make("threads_unchanged", requested=execution.interop_threads, actual=actual)]
     return []
+
+
+@contextmanager
+def unchanged_settings() -> Iterator[None]:
+    """Restore the flags that `apply_settings` changes for the whole process afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+            torch.use_deterministic_algorithms(is_deterministic)
 
 
 def torch_facts() -> dict[str, Any]:

@@ -115,7 +115,6 @@ def _check_ranks(plan: config.Plan) -> None:
         (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
         (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),
         (plan.probes.layers, "probes.layers=true", "set probes.layers=false"),
-        (plan.is_sparse, "sweep=sparse", "list the sizes (sweep=sizes)"),
         (bool(plan.probe), "a probe of your own", "leave it out"),
         (plan.profile_keys(), f"profiler={plan.profiler_name}", "set profiler=none"),
     ):

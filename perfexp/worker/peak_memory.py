@@ -50,16 +50,20 @@ class MemoryTrace:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
         self._plan, self._data = plan, config.build(plan.data)
         if self._data.labelled:
-            raise UserError("The memory is traced with data=synthetic only; batches of other data have the same size.")
+            raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
         if not hasattr(model, "open"):
             from perfexp.models.module import adapt
 
             model = adapt(model, plan.model_name)
+        from perfexp.models.torch_settings import unchanged_settings  # with torch
+        from perfexp.work.count import same_random_numbers
+
         execution = Execution(channels_last=plan.execution.channels_last)
-        self._session = model.open(
-            device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
-        )
+        with unchanged_settings(), same_random_numbers():  # of the model that this process may be measuring
+            self._session = model.open(
+                device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
+            )
 
     def peak(self, key: Key) -> Peak:
         """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't."""
@@ -158,7 +162,7 @@ class MemoryGuard:
         if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
             return None
         try:
-            peak = self._trace.peak(key).total_bytes
+            peak = self._trace.peak(key).total_bytes + self._trace.workspace_bytes(key)
         except Unsupported:
             return None
         if peak <= self._limit:

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from perfexp import commands
 from perfexp.cli.composition import compose
@@ -127,6 +128,16 @@ def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
     assert refused.status is Status.OOM_PREDICTED
     assert "sweep.skip_oom" in refused.error
     assert tight.refuse(key, [Point(key=key, status=Status.OK)]) is None
+
+
+def test_a_trace_leaves_the_settings_of_the_process_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_rng_state()
+    MemoryTrace(config.typed(compose(["model=alexnet", "model.num_classes=2", "gpu=h100", "precision=tf32"])))
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32
+    assert (torch.get_rng_state() == before).all()
 
 
 @pytest.mark.parametrize("wrong", ["execution.compile=default", "gpu.count=2", "model=fake"])
