@@ -57,6 +57,12 @@ def test_a_few_sizes_are_measured_and_all_others_are_predicted(sparse):
     assert sum(held) >= 0.85 * len(others)
 
 
+def test_the_console_says_how_much_is_predicted_and_how_sure(sparse):
+    [forecast] = predictions.of_record(Record.load(sparse), corpus.find_curves([sparse]), corpus.Corpus([]))
+    number = 100 - len(Record.load(sparse).points)
+    assert predictions.summary(forecast).startswith(f"inference time: {number} of 100 points predicted within ±")
+
+
 def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
     record, lines = Record.load(sparse), (sparse / "predicted.jsonl").read_bytes()
     keys = {point.key for point in record.points}

@@ -46,7 +46,7 @@ def predict(
     ] = None,
     corpus_folders: Corpus = None,
     measured: Annotated[
-        int, typer.Option(help="check: number of points that a sparse sweep would measure.", min=4, max=1000)
+        int, typer.Option(help="check: number of points that a sparse sweep would measure.", min=4, max=100)
     ] = 12,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,

@@ -151,6 +151,16 @@ def _narrowed(value: Interval) -> Interval:
     return Interval(value=value.value, low=low, high=high)
 
 
+def summary(forecast: Forecast) -> str:
+    """Return in one line how many points are predicted, and how sure: `time: 88 of 100 points predicted, …`."""
+    interpolated = [point.value for point in forecast.points if point.source == INTERPOLATED and point.value]
+    refused = sum(point.source == REFUSED for point in forecast.points)
+    about = f"{forecast.curve.phase} {forecast.curve.quantity}: {len(interpolated)} of {len(forecast.points)} points"
+    widths = [one.relative_half_width for one in interpolated if one.relative_half_width is not None]
+    sure = f" within ±{100 * float(np.median(widths)):.1f} % (median of the 90 % intervals)" if widths else ""
+    return f"{about} predicted{sure}{f', {refused} refused' if refused else ''}"
+
+
 def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
     """Return the content of predicted.jsonl, a line for each point and quantity; no line can be read as a result."""
     return b"".join(

@@ -247,7 +247,10 @@ def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
             roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        record.artifacts = run_files.write(record, paths, _forecasts(record, paths))
+        forecasts = _forecasts(record, paths)
+        for forecast in forecasts if not console.quiet else ():
+            console.note(predictions.summary(forecast))
+        record.artifacts = run_files.write(record, paths, forecasts)
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
