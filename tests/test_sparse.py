@@ -164,4 +164,4 @@ def test_a_dry_run_names_the_scope(run):
     code, printed, _ = run(*SPARSE, "--dry-run")
     assert code == 0
     assert "6 points" in printed
-    assert "up to 12 of 100, the others predicted" in printed
+    assert "then up to 12 of 100 points by their results, the others predicted" in printed

@@ -213,7 +213,7 @@ class Plan(PlanSchema):
         if not isinstance(sweep, Sparse):
             return ""
         number = len(sweep.candidates(self.input_size, self.batch_size))
-        return f", and more by their results: up to {min(sweep.measured, number)} of {number}, the others predicted"
+        return f"; then up to {min(sweep.measured, number)} of {number} points by their results, the others predicted"
 
     def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash.
