@@ -38,12 +38,12 @@ class Sweep(Protocol):
     """The combinations of input size and batch size that a `sweep` node of the configuration chooses.
 
     Attributes:
-        skip_larger: whether points larger than one that ran out of memory are skipped.
-        oom: what follows a point that ran out of memory.
+        skip_larger: whether points larger than one that ran out of memory are skipped. A sweep may also have
+            `skip_oom`, whether points are skipped whose traced peak exceeds the memory, and `oom`, what follows a point
+            that ran out of memory.
     """
 
     skip_larger: bool
-    oom: Oom
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
@@ -52,8 +52,8 @@ class Sweep(Protocol):
 class Point:
     """Every input size with every batch size."""
 
-    def __init__(self, *, skip_larger: bool = False, oom: Oom = Oom.record) -> None:
-        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
+    def __init__(self, *, skip_larger: bool = False, skip_oom: bool = False, oom: Oom = Oom.record) -> None:
+        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         return _combined(sizes, batch_sizes)
@@ -63,7 +63,14 @@ class Sizes:
     """Evenly spaced square sizes, from and to a side in pixels."""
 
     def __init__(
-        self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False, oom: Oom = Oom.record
+        self,
+        *,
+        num_sizes: int,
+        min_size: int,
+        max_size: int,
+        skip_larger: bool = False,
+        skip_oom: bool = False,
+        oom: Oom = Oom.record,
     ) -> None:
         if num_sizes < 1 or min_size < 1 or max_size < min_size:
             raise UserError(
@@ -77,7 +84,7 @@ class Sizes:
                 f"sweep=sizes: there are only {max_size - min_size + 1} sizes from {min_size} to {max_size}, "
                 f"not {num_sizes}. Lower sweep.num_sizes or widen the range."
             )
-        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
+        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
         self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -91,8 +98,15 @@ class Sizes:
 class BatchSizes:
     """A list of batch sizes, in samples per call."""
 
-    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False, oom: Oom = Oom.record) -> None:
-        self.skip_larger, self.oom = skip_larger, Oom(oom)  # a plan has its name
+    def __init__(
+        self,
+        *,
+        batch_sizes: Sequence[int],
+        skip_larger: bool = False,
+        skip_oom: bool = False,
+        oom: Oom = Oom.record,
+    ) -> None:
+        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
         self.batch_sizes = parse_batch_sizes(list(batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -102,7 +116,12 @@ class BatchSizes:
 
 
 def timed_keys(
-    pairs: Mapping[str, Sequence[tuple[Size, int]]], *, precision: str, replicate: int, anchored: bool = False
+    pairs: Mapping[str, Sequence[tuple[Size, int]]],
+    *,
+    precision: str,
+    replicate: int,
+    anchored: bool = False,
+    chosen: Mapping[str, Sequence[tuple[Size, int]]] | None = None,
 ) -> list[Key]:
     """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
 
@@ -112,19 +131,21 @@ def timed_keys(
         pairs: sizes and batch sizes of each phase.
         replicate: number of processes.
         anchored: whether processes after the first measure only a few of many points.
+        chosen: points that the first process measures instead, chosen by earlier results.
     """
     _refuse_many(replicate, sum(map(len, pairs.values())))
-    groups: list[tuple[list[str], Sequence[tuple[Size, int]]]] = []
+    groups: list[tuple[list[str], Sequence[tuple[Size, int]], Sequence[tuple[Size, int]]]] = []
     for phase, of in pairs.items():
-        if groups and groups[-1][1] == of:
+        first = (chosen or {}).get(phase) or of
+        if groups and groups[-1][1:] == (of, first):
             groups[-1][0].append(phase)
         else:
-            groups.append(([phase], of))
+            groups.append(([phase], of, first))
     return [
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
         for number in range(replicate)
-        for phases, of in groups
-        for size, batch in (anchors(of) if number and anchored else of)
+        for phases, of, first in groups
+        for size, batch in (first if not number else anchors(of) if anchored else of)
         for phase in phases
     ]
 

@@ -27,6 +27,8 @@ _COMMANDS = {
     "ab A B": "measure two variants in turn until one is faster",
     "reproduce DIR": "measure a record again: same figures?",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
+    "predict model=vgg16 gpu=h200": "memory, time and energy without a run",
+    "predict check DIR": "how good predictions are on your records",
     "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",

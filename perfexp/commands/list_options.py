@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
-from perfexp.errors import PerfexpError, UserError, did_you_mean
-from perfexp.host.process import SilenceError, WorkerProcess, worker_command
-from perfexp.orchestration.capabilities import last_line
-from perfexp.plan import plan_file
+from perfexp.errors import UserError, did_you_mean
+from perfexp.orchestration.worker_query import query
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
 from perfexp.reports.support_table import Survey
@@ -105,35 +101,7 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     # any algorithm will do: all are queried, with the settings that they share (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     folder = [f"--config-dir={config_dir}"] if config_dir else []
-    return query(compose([*folder, *chosen, *overrides]))
-
-
-def query(plain: Mapping[str, Any]) -> Survey:
-    """Query the algorithms for the layers of a model in a worker; raises PerfexpError if it ends without an answer."""
-    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
-        (Path(folder) / "plan.yaml").write_bytes(content)
-        sha256 = hashlib.sha256(content).hexdigest()
-        process = WorkerProcess(worker_command(folder, "--what=algorithms", f"--plan-sha256={sha256}"), log)
-        answer, failure = None, None
-        try:
-            for event in process.events(plain["timeout_seconds"]):
-                if event["event"] == "algorithms":
-                    answer = event["answer"]
-                elif event["event"] in ("refused", "failed"):
-                    failure = event
-                elif event.get("patient"):
-                    echo(event["text"], err=True)
-        except SilenceError as error:
-            failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
-        finally:
-            code = process.end()
-        if failure is not None:
-            raise (UserError if failure.get("exit_code") == 2 else PerfexpError)(failure["message"])
-        if answer is None:
-            last = last_line(log)
-            raise PerfexpError(f"The worker ended with code {code}{f': {last}' if last else ''}.")
-        return dict(answer)
+    return query(compose([*folder, *chosen, *overrides]), "algorithms", waiting=lambda text: echo(text, err=True))
 
 
 def _show_layers(survey: Survey, console: Console) -> None:

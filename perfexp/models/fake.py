@@ -35,6 +35,7 @@ class FakeModel:
 
     Args:
         noise: relative standard deviation of a call's time.
+        stairs: largest relative deviation of a size from the formula, the same each time that it is measured.
         waits: whether a forward pass synchronizes inside.
         cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
         faults: largest number of pixels in a batch without the fault, by fault: `oom` (out of memory), `fail` (an
@@ -51,11 +52,13 @@ class FakeModel:
         noise: float = 0.01,
         launches: int = 1,
         smallest: int = 1,
+        stairs: float = 0.0,
         waits: bool = False,
         cold_seconds: float = 0.0,
         faults: Mapping[str, int | None] | None = None,
     ) -> None:
         self.name, self.noise, self.launches, self.smallest, self.waits = name, noise, launches, smallest, waits
+        self.stairs = stairs
         self.base_seconds, self.seconds_per_megapixel = base_seconds, seconds_per_megapixel
         self.cold_seconds = cold_seconds
         self.faults = {fault: pixels for fault, pixels in (faults or {}).items() if pixels is not None}
@@ -124,7 +127,8 @@ class FakeSession(Session):
 
     def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:
         model = self._model
-        seconds = share * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6) + more_seconds
+        stair = 1 + model.stairs * random.Random(pixels).uniform(-1, 1) if model.stairs else 1.0
+        seconds = share * stair * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6) + more_seconds
         for _ in range(model.launches):
             noise = max(0.0, 1 + model.noise * self._random.gauss(0, 1))
             self.device.launch(seconds / model.launches * noise)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +32,11 @@ from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def _is_stand_in(module: torch.nn.Module) -> bool:
+    """Whether the parameters have no memory: their memory is traced, and there are no values to save."""
+    return isinstance(next(module.parameters(), None), FakeTensor)
 
 
 def is_shared() -> bool:
@@ -121,7 +127,7 @@ class TorchSession(Session):
             yield
 
     def _save_loaded_weights(self) -> None:
-        if self._untrained is None:
+        if self._untrained is None and not _is_stand_in(self.module):
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)

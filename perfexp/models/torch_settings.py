@@ -63,6 +63,22 @@ def without_tf32() -> Iterator[None]:
                 flag.allow_tf32 = value
 
 
+@contextmanager
+def unchanged_settings() -> Iterator[None]:
+    """Restore the flags that `apply_settings` changes for the whole process afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+            torch.use_deterministic_algorithms(is_deterministic)
+
+
 def torch_facts() -> dict[str, Any]:
     """Current versions, flags and threads, as JSON values."""
     with warnings.catch_warnings():

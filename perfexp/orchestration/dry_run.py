@@ -24,7 +24,7 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
     estimated = [seconds for seconds in times if seconds is not None]
     total = _text(left, sum(estimated) if len(estimated) == len(times) else None)
     if sweep_run is None:
-        lines = [str(subject(assignments[0].plain)), total]
+        lines = [str(subject(assignments[0].plain)), total + assignments[0].plan.scope]
         folders = [assignments[0].folder]
     else:
         runs = zip(assignments, left, times, strict=True)

@@ -14,6 +14,9 @@ from typing import Any, Self
 from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
+from perfexp.forecast import corpus, predictions
+from perfexp.forecast.lookup import stairs
+from perfexp.forecast.predictions import Forecast
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import run_history, supervisor
@@ -24,6 +27,7 @@ from perfexp.orchestration.preparation import (
     profiler_settings,
     profiles_again,
     with_processes,
+    write_expected,
 )
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
@@ -113,6 +117,7 @@ class Run:
         seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         device = supervisor.device_facts(job).get("name")
+        points += assignment.plan.scope
         self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
@@ -168,11 +173,16 @@ class Run:
 
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
+        self._job.extend()
         record = self.assembled()
         record.earlier = run_history.exchange(record)
         record.selfcheck = selfcheck_summary.recall(record)
+        if self.assignment.plan.is_sparse:
+            record.doubts += [doubt for curve in corpus.of_record(record, self._paths.root) for doubt in stairs(curve)]
         try:
             write_atomically(self._paths.record, record.to_json())
+            if self._job.choose is not None:
+                write_expected(self._paths, self.assignment.plan, record.points)
         except OSError as error:
             raise disk_error(error) from error
         return record
@@ -225,7 +235,10 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         command=assignment.plain["command"],
         timeout_seconds=plan.timeout_seconds,
     )
+    if plan.is_sparse and job.profiler.times:
+        job.choose = lambda results: (plan.timed_keys(results), plan.layer_keys(results))
     _add_earlier_results(job)
+    job.extend()
     return job
 
 
@@ -266,10 +279,22 @@ def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
             roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        record.artifacts = run_files.write(record, paths)
+        forecasts = _forecasts(record, paths)
+        for forecast in forecasts if not console.quiet else ():
+            console.note(predictions.summary(forecast))
+        record.artifacts = run_files.write(record, paths, forecasts)
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
+
+
+def _forecasts(record: Record, paths: RunPaths) -> list[Forecast]:
+    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
+    if not predictions.candidates(record.plan):
+        return []
+    own = corpus.of_record(record, paths.root)
+    others = corpus.Corpus(corpus.find_curves([paths.root.parent], without=paths.root))
+    return predictions.of_record(record, own, others)
 
 
 def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:

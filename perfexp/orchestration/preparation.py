@@ -20,6 +20,7 @@ from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths, SweepPaths, append_line
 from perfexp.records.record import (
     Key,
+    Point,
     Record,
     Status,
     SweepMembership,
@@ -77,13 +78,18 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
         finished = read_points(paths.points)
-    keys = plan.keys()
-    if not config.build(plan.profiler).times:  # earlier times count as well
-        keys = list(dict.fromkeys([*(point.key for point in finished), *keys]))
-    write_atomically(paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json())
+    write_expected(paths, plan, finished)
     content = plan_file.to_yaml({**plain, "uid": paths.uid})
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
+
+
+def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point]) -> None:
+    """Write expected.json: the points of the plan, and those that a sparse sweep has chosen by the results so far."""
+    keys = plan.keys(results)
+    if not config.build(plan.profiler).times:  # earlier times count as well
+        keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
+    write_atomically(paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json())
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:

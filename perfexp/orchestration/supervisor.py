@@ -49,6 +49,7 @@ class Job:
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
+        choose: timed points and layers of a sparse sweep by the results so far; None for a plan that lists them all.
     """
 
     paths: RunPaths
@@ -64,6 +65,12 @@ class Job:
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
+    choose: Callable[[Sequence[Point]], tuple[list[Key], list[Key]]] | None = None
+
+    def extend(self) -> None:
+        """Take over the points that a sparse sweep has chosen by the results so far."""
+        if self.choose is not None:
+            self.timed, self.layers = self.choose(read_points(self.paths.points))
 
     @property
     def replicates(self) -> list[int]:
@@ -106,8 +113,8 @@ def measure(job: Job, replicate: int) -> None:
     """
     with interrupts.held():
         _pass_over(job, replicate)
-        for what, keys in (("timed", job.timed), ("layers", job.layers), ("ttfp", job.first_predictions)):
-            _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
+        for what in ("timed", "layers", "ttfp"):
+            _measure(job, what, replicate)
 
 
 def profile(job: Job) -> None:
@@ -147,16 +154,22 @@ def results(job: Job) -> list[Point]:
     return [*timed, *shrunk, *others]
 
 
-def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
+def _measure(job: Job, what: str, replicate: int) -> None:
     fruitless = 0  # workers in a row without a result
-    while left := missing(keys, job.paths.points):
+    while left := _left(job, what, replicate):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
-        still = missing(keys, job.paths.points)
-        fruitless = fruitless + 1 if len(still) == len(left) else 0
+        still = _left(job, what, replicate)
+        fruitless = fruitless + 1 if still == left else 0
         if ending.current in still:
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
             _abandon(job.paths, still, ending)
+
+
+def _left(job: Job, what: str, replicate: int) -> list[Key]:
+    job.extend()
+    keys = {"timed": job.timed, "layers": job.layers, "ttfp": job.first_predictions}[what]
+    return missing([key for key in keys if key.replicate == replicate], job.paths.points)
 
 
 def _pass_over(job: Job, replicate: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -22,8 +22,9 @@ from perfexp.host.installation import conf_dir
 from perfexp.models import Execution, Precision
 from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
+from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
-from perfexp.records.record import Key, layers_key
+from perfexp.records.record import Key, Point, layers_key
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 
@@ -219,13 +220,34 @@ class Plan(PlanSchema):
         """Whether inference is measured with the weights that the run's training ends with."""
         return bool(self.mode.inference and self.mode.inference.get("trained"))
 
-    def timed_keys(self) -> list[Key]:
+    @property
+    def is_sparse(self) -> bool:
+        """Whether points are chosen while others are measured."""
+        return isinstance(build(self.sweep), Sparse)
+
+    @property
+    def scope(self) -> str:
+        """Sizes and batch sizes that a sparse sweep covers, in words; empty for other sweeps."""
+        sweep = build(self.sweep)
+        if not isinstance(sweep, Sparse):
+            return ""
+        number = len(sweep.candidates(self.input_size, self.batch_size))
+        return f"; then up to {min(sweep.measured, number)} of {number} points by their results, the others predicted"
+
+    def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash.
 
         One process trains where inference takes the trained weights.
+
+        Args:
+            results: results so far, by which a sparse sweep chooses further points.
         """
+        sweep, results = build(self.sweep), list(results)
+        sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
+        is_sparse = isinstance(sweep, Sparse)
         keys = timed_keys(
-            {phase: build(self.sweep).points(self.input_size, self._batch_sizes(phase)) for phase in self.phases},
+            {phase: sweep.points(*of) for phase, of in sizes.items()},
+            chosen={phase: sweep.chosen(*of, results) for phase, of in sizes.items()} if is_sparse else {},
             precision=self.precision.name,
             replicate=self.processes,
             anchored=self.replicate is None,
@@ -248,20 +270,20 @@ class Plan(PlanSchema):
             for r, k in first.items()
         ]
 
-    def layer_keys(self) -> list[Key]:
-        """Points whose layers are timed: those of the first replicate."""
-        return [layers_key(key) for key in self.timed_keys() if self.probes.layers and key.replicate == 0]
+    def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
+        """Points whose layers are timed: those of the first replicate; see `timed_keys` for the results."""
+        return [layers_key(key) for key in self.timed_keys(results) if self.probes.layers and key.replicate == 0]
 
     def profile_keys(self) -> list[Key]:
         """Profiles that are made after timing."""
         profiler: Profiler = build(self.profiler)
         return profiler.chosen(self.timed_keys())
 
-    def keys(self) -> list[Key]:
-        """All points; profiles alone if the profiler only marks calls."""
+    def keys(self, results: Collection[Point] = ()) -> list[Key]:
+        """All points; profiles alone if the profiler only marks calls. See `timed_keys` for the results."""
         profiler: Profiler = build(self.profiler)
-        timed = [*self.timed_keys(), *self.first_prediction_keys(), *self.layer_keys()] if profiler.times else []
-        return [*timed, *self.profile_keys()]
+        timed = [*self.timed_keys(results), *self.first_prediction_keys(), *self.layer_keys(results)]
+        return [*(timed if profiler.times else ()), *self.profile_keys()]
 
 
 def register(scratch: Path | None = None) -> None:

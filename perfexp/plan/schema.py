@@ -90,6 +90,7 @@ TARGETS = {
     "sweep/point": "perfexp.sweep.Point",
     "sweep/sizes": "perfexp.sweep.Sizes",
     "sweep/batch": "perfexp.sweep.BatchSizes",
+    "sweep/sparse": "perfexp.prediction.sparse.Sparse",
     "tracking/mlflow": "perfexp.tracking.mlflow_sink.MlflowSink",
 }
 #: Arguments that need another type than the signature's: a mapping takes new keys only if their names are fixed.

@@ -116,7 +116,7 @@ def _chart(figure: Any, chart: Chart) -> None:
     for axes, panel in zip(column, chart.panels, strict=True):
         _panel(axes, panel)
         _gaps(axes, chart.gaps)
-    if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.gaps:
+    if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.panels[0].bands or chart.gaps:
         _legend(column[0], outside=len(chart.panels[0].lines) > _MOST_INSIDE)
     axes, positions = column[-1], sorted(chart.ticks)
     if _far_apart(positions):
@@ -133,11 +133,15 @@ def _panel(axes: Any, panel: Panel) -> None:
     for number, line in enumerate(panel.lines):
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         values, low, high = _scaled(line.y, factor)
+        for band in (band for band in panel.bands if band.line == line.label):
+            predicted, least, most = _scaled(band.y, factor)
+            axes.fill_between(band.x, least, most, color=color, alpha=0.2, linewidth=0, label=plain(band.label) or None)
+            axes.plot(band.x, predicted, color=color, linewidth=1, zorder=1.5)
         curves = [curve for curve in panel.curves if curve.line == line.label]
         for curve in curves:
             y = [value * factor for value in curve.y]
             axes.plot(curve.x, y, color=color, linewidth=1, zorder=1.5, label=plain(curve.label) or None)
-        text, width = plain(line.label) or None, 0.0 if curves else 1.5
+        text, width = plain(line.label) or None, 0.0 if curves or panel.bands else 1.5
         axes.plot(line.x, values, color=color, marker=marker, markersize=6, linewidth=width, label=text)
         if len(line.x) > _MOST_ERROR_BARS:
             axes.fill_between(line.x, low, high, color=color, alpha=0.25, linewidth=0)

@@ -30,6 +30,16 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Band:
+    """Predictions with intervals beside the line whose label is `line`; `label` is for the legend."""
+
+    label: str
+    line: str
+    x: tuple[float, ...]
+    y: tuple[estimators.Interval, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit."""
 
@@ -37,6 +47,7 @@ class Panel:
     lines: tuple[Line, ...]
     unit: str = "samples/s"
     curves: tuple[Curve, ...] = ()
+    bands: tuple[Band, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips, footer_of
+from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
+from perfexp.plots.chart import Band, Bars, Caption, Chart, Curve, Line, Panel, Strips, footer_of
 from perfexp.records import units
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import MEGAPIXEL, TIME_KINDS, Row, rows, scalings
@@ -23,6 +24,8 @@ _MOST_STRIPS = 3
 _NUMERIC = ("input_size", "batch_size")
 #: Panels below the times, if measured: title, metric, unit.
 _PANELS = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
+#: Legend of predictions.
+_BAND = "predicted, with 90 % interval"
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
 
@@ -34,11 +37,14 @@ class _Named(NamedTuple):
     row: Row
 
 
-def plot(record: Record) -> Chart | Bars | Strips | None:
+def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Bars | Strips | None:
     """Return the plot of a record.
 
     It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
     vary; if neither varies, the samples. None if nothing was timed.
+
+    Args:
+        forecasts: predictions of a sparse sweep, shown as bands in place of the scaling model.
     """
     table = rows(record)
     timed = [row for row in table if row.time]
@@ -50,7 +56,8 @@ def plot(record: Record) -> Chart | Bars | Strips | None:
     fields, axis = _axes(table)
     named = [_Named(label(row.key, [name for name in fields if name != axis]), row) for row in table]
     if axis:
-        return _chart(caption, named, axis, fitted=axis == "input_size")
+        chart = _chart(caption, named, axis, fitted=axis == "input_size" and not forecasts)
+        return _with_bands(chart, table[0].key, fields, axis, forecasts)
     if len(timed) <= _MOST_STRIPS:
         return Strips(caption=caption, rows=tuple(entry for entry in named if entry.row.time))
     return _bars(caption, named)
@@ -96,6 +103,40 @@ def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool
     optional = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _PANELS)
     panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in optional if lines]
     return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+
+
+def _with_bands(chart: Chart, key: Key, fields: Sequence[str], axis: str, forecasts: Sequence[Forecast]) -> Chart:
+    """Add the predictions of times and energies beside the measured points.
+
+    Args:
+        chart: measured points.
+        key: any key of the record, for the fields that are the same in all.
+        fields: fields that differ between points.
+        axis: field of the horizontal axis.
+    """
+    bands: dict[str, list[Band]] = {}
+    for forecast in forecasts:
+        of_line: dict[str, list[tuple[float, estimators.Interval]]] = {}
+        for point in forecast.points:
+            own = key_of(point.pair, forecast.curve.phase, key.precision)
+            where, _, _ = _positions([own], axis)
+            if point.source == INTERPOLATED and point.value is not None and chart.axis == _positions([own], axis)[1]:
+                name = label(own, [name for name in fields if name != axis])
+                of_line.setdefault(name, []).append((where[own], point.value))
+        for name, points in of_line.items():
+            points.sort(key=lambda point: point[0])
+            x, y = zip(*points, strict=True)
+            title = _BAND if not bands.get(forecast.curve.quantity) else ""
+            bands.setdefault(forecast.curve.quantity, []).append(Band(label=title, line=name, x=x, y=y))
+    titles = {"time": "time per call", "energy": "energy per call"}
+    return replace(
+        chart,
+        panels=tuple(
+            replace(panel, bands=tuple(bands.get(quantity, ())))
+            for panel in chart.panels
+            for quantity in [next((name for name, title in titles.items() if title == panel.title), "")]
+        ),
+    )
 
 
 def _metric(name: str, row: Row) -> estimators.Interval | None:

@@ -57,6 +57,18 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the time is {ratio:.2f} times that of {reference}",
         "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
     ),
+    "outside_corpus": _warning(
+        "{point} is outside the {count} measured points, {range}: no time and no energy",
+        "measure it, or one beyond it (sweep=sparse)",
+    ),
+    "corpus_stale": _warning(
+        "the records in {folder} are of another state: {changes}",
+        "measure again, at a few sizes (sweep=sparse)",
+    ),
+    "stairs": _note(
+        "{curve}: {where}, as if other kernels ran; predictions between measured points are uncertain there",
+        "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
+    ),
     "below_resolution": _note(
         "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
         "use a larger batch, or cache=rotate, which does not time calls one by one",

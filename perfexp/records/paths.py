@@ -23,7 +23,7 @@ from perfexp.host.files import safe_name, write_atomically
 _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to the files that a record can do without.
 _ARTIFACT = re.compile(
-    r"[\w.+-]+_(overall|layers|convolutions|epochs)\.csv"
+    r"[\w.+-]+_(overall|layers|convolutions|epochs|predicted)\.csv|predicted\.jsonl"
     r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
@@ -217,6 +217,7 @@ class RunPaths(_Folder):
         self.environment = self.root / "environment.json"
         self.log = self.root / "run.log"
         self.report = self.root / "report.md"
+        self.predicted = self.root / "predicted.jsonl"
         self.refusal = self.root / "refused.txt"
         self.lock = self.log
         self.usual = (self.plan, self.expected, self.points, self.record, self.environment, self.log)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from perfexp.forecast import predictions
+from perfexp.forecast.predictions import Forecast
 from perfexp.host.files import write_atomically
 from perfexp.plots import record_plots
 from perfexp.plots.chart import Bars, Chart, Strips
@@ -15,13 +17,17 @@ from perfexp.reports import markdown
 from perfexp.reports.console import Console
 from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import subject
-from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files, vendor_file
+from perfexp.tables import convolutions, csv_tables, layer_tables, predicted_table, speed_files, vendor_file
 
 
-def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`."""
+def write(record: Record, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -> list[Artifact]:
+    """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`.
+
+    Args:
+        forecasts: predictions of a sparse sweep, for files of their own and the plot.
+    """
     kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
-    for path, kind, content in _contents(record, paths):
+    for path, kind, content in _contents(record, paths, forecasts):
         kinds[path] = kind
         if content is not None:
             paths.claim(path)
@@ -32,7 +38,9 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
     return _artifacts(kinds, paths.root)
 
 
-def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, bytes | None]]:
+def _contents(
+    record: Record, paths: RunPaths, forecasts: Sequence[Forecast]
+) -> Iterator[tuple[Path, str, bytes | None]]:
     """Yield path, kind and content of the tables, the plots and the report; None for a content that does not exist."""
     about = subject(record.plan, record.environment)
     yield (
@@ -44,10 +52,12 @@ def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, byte
         ("convolutions", convolutions.lines(record)),
         ("layers", layer_tables.lines(record)),
         ("epochs", csv_tables.epochs(record)),
+        ("predicted", predicted_table.lines(record, forecasts)),
     ):
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
-    yield paths.plot("time"), "plots", _png(record_plots.plot(record))
+    yield paths.predicted, "data", predictions.to_lines(forecasts, about.precision) or None
+    yield paths.plot("time"), "plots", _png(record_plots.plot(record, forecasts))
     yield paths.plot("layers"), "plots", _layers_png(record)
     yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):

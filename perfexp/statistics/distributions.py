@@ -23,6 +23,13 @@ def student95(degrees: float) -> float:
     return float(special.stdtrit(degrees, 1 - ALPHA / 2))
 
 
+def half_normal(probability: float) -> float:
+    """Return a quantile of the absolute value of a standard normal variable."""
+    from scipy import special
+
+    return float(special.ndtri((1 + probability) / 2))
+
+
 def binomial_quantile(probability: float, trials: int, q: float) -> int:
     """Return the smallest k for which at most k successes have at least this probability.
 

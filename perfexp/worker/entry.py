@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.errors import UserError
+from perfexp.errors import Unsupported, UserError
 from perfexp.host import lifeline
 from perfexp.host.process import worker_command
 from perfexp.measure.verdicts import verdict
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             measure_cold_start(plan, paths, replicate, emit, arguments.spawned_ns)
         elif arguments.what == "algorithms":
             emit("algorithms", answer=algorithms(plan, paths, emit))
+        elif arguments.what == "memory":
+            emit("memory", answer=peak_memory(plan, emit))
         else:
             measure = points.dissect_points if arguments.what == "layers" else points.measure_points
             with Workbench(plan, paths, emit).opened() as procedure:
@@ -138,13 +140,27 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     }
 
 
+def peak_memory(plan: config.Plan, emit: Events) -> dict[str, Any]:
+    """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason."""
+    from perfexp.worker.peak_memory import MemoryTrace  # with torch
+
+    trace, points = MemoryTrace(plan), []
+    for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
+        emit("block", text=f"tracing {key}")
+        try:
+            points.append(trace.report(key))
+        except Unsupported as error:
+            points.append({"key": msgspec.to_builtins(key), "reason": str(error)})
+    return {"model": plan.model_name, "points": points}
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="perfexp.worker", description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", help="folder of the run, with its plan.yaml")
     parser.add_argument("--plan-sha256", help="hash of plan.yaml, from the process that composed it")
     parser.add_argument("--probe", action="store_true", help="report this machine's measuring capabilities and exit")
     parser.add_argument("--gpu-index", type=int, help="with --probe: CUDA device whose clocks are tried")
-    parser.add_argument("--what", choices=("timed", "layers", "ttfp", "algorithms"), default="timed")
+    parser.add_argument("--what", choices=("timed", "layers", "ttfp", "algorithms", "memory"), default="timed")
     parser.add_argument("--profile", type=int, metavar="N", help="make only the profile of this number")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--ranks", type=Path, metavar="DIR", help="be one of several ranks, with their pipes in DIR")

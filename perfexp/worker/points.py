@@ -6,6 +6,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from perfexp import sweep
+from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
@@ -14,6 +15,7 @@ from perfexp.records.record import Key, Point, Status, missing, point_to_line, r
 if TYPE_CHECKING:
     from perfexp.data import Data
     from perfexp.measure.procedure import Procedure
+    from perfexp.worker.peak_memory import MemoryGuard
 
 #: Files that cannot be used, of which the console shows each.
 _SHOWN_PROBLEMS = 20
@@ -25,6 +27,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
     """
     chosen: sweep.Sweep = config.build(plan.sweep)
+    guard = _memory_guard(procedure, plan) if getattr(chosen, "skip_oom", False) else None
     if replicate == 0:
         _report_problems(procedure.data, emit)
         procedure.begin()
@@ -32,17 +35,21 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.timed_keys()
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    order = sweep.order(_missing(keys, paths, replicate), replicate, plan.seed)
-    for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-        emit.point(key)
-        # where a smaller point ran out of memory, this one would as well
-        predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
-        point = predicted or procedure.measure(key)
-        _append(point, paths, emit)
-        out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
-        if out_of_step or procedure.device.is_lost():
-            return False
-    return chosen.oom is not sweep.Oom.shrink or _measure_shrunk(procedure, plan, paths, replicate, emit)
+    while left := _missing(plan.timed_keys(read_points(paths.points)), paths, replicate):  # a sparse sweep goes on
+        order = sweep.order(left, replicate, plan.seed)
+        for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
+            emit.point(key)
+            # where a smaller point ran out of memory, this one would as well
+            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
+            if guard is not None and predicted is None:
+                predicted = guard.refuse(key, read_points(paths.points))
+            point = predicted or procedure.measure(key)
+            _append(point, paths, emit)
+            out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
+            if out_of_step or procedure.device.is_lost():
+                return False
+    shrinks = getattr(chosen, "oom", None) is sweep.Oom.shrink
+    return not shrinks or _measure_shrunk(procedure, plan, paths, replicate, emit)
 
 
 def _measure_shrunk(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
@@ -76,7 +83,7 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
-    for key in _missing(plan.layer_keys(), paths, replicate):
+    for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
         emit.point(key)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:
@@ -87,6 +94,16 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         _append(point, paths, emit)
         if procedure.device.is_lost():
             break
+
+
+def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
+    """Return the guard against points that exceed the memory; raises UserError for a device of unknown size."""
+    from perfexp.worker.peak_memory import MemoryGuard  # with torch's stand-ins, which other sweeps do without
+
+    facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
+    if not facts.get("memory_bytes"):
+        raise UserError(f"sweep.skip_oom=true: the memory of {procedure.device.name} is unknown; leave it out.")
+    return MemoryGuard(plan, int(facts["memory_bytes"]))
 
 
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:

@@ -74,7 +74,7 @@ def cudnn(monkeypatch):
 def here(monkeypatch):
     """The worker's part in this process, where there may be a scripted cuDNN."""
 
-    def query(plain):
+    def query(plain, what, *, waiting):
         told = entry.algorithms(config.typed(plain), RunPaths(Path("nowhere")), entry.Events(None))
         return json.loads(json.dumps(told))
 

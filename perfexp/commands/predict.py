@@ -1,0 +1,209 @@
+"""perfexp predict: memory, time and energy of what was not measured, and how good such predictions are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfexp.cli.composition import compose
+from perfexp.commands.app import ConfigDir, app, echo
+from perfexp.errors import PerfexpError, UserError
+from perfexp.forecast import corpus, lookup, skill_table
+from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve
+from perfexp.forecast.lookup import Answer
+from perfexp.host import gpu_sheets
+from perfexp.orchestration.worker_query import query
+from perfexp.plan import config
+from perfexp.records import units
+from perfexp.records.record import Key
+from perfexp.reports.console import Console
+from perfexp.summaries.subject import label, subject
+
+#: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
+_DENSE = 20
+
+Corpus = Annotated[
+    list[Path] | None, typer.Option("--corpus", metavar="DIR", help="Folder of records; default: outputs.")
+]
+
+
+@app.command()
+def predict(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE… | check [DIR…]",
+            help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); or check, and folders of records.",
+        ),
+    ] = None,
+    corpus_folders: Corpus = None,
+    measured: Annotated[
+        int, typer.Option(help="check: number of points that a sparse sweep would measure.", min=4, max=100)
+    ] = 12,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
+
+    Memory is traced without a GPU. Time and energy come from records of the same model, algorithm and precision: they
+    are measured, or interpolated with a 90 % interval, or refused.
+    """
+    words = list(overrides or ())
+    folders = corpus_folders or [Path("outputs")]
+    if words[:1] == ["check"]:
+        _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
+        return
+    for text in words:
+        if "=" not in text:
+            raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18; or: predict check.")
+    missing = [str(folder) for folder in corpus_folders or () if not folder.is_dir()]
+    if missing:
+        raise UserError(f"--corpus {missing[0]} is not a folder.")
+    plain = compose([*([f"--config-dir={config_dir}"] if config_dir else []), *words])
+    plan = config.typed(plain)
+    answers = _looked_up(plan, plain, corpus.find_curves(folders))
+    traced = _traced(plain) if memory else None
+    if as_json:
+        echo(json.dumps(_as_json(answers, traced), indent=1))
+        return
+    console = Console()
+    console.note(str(subject(plain)))
+    if traced is not None:
+        _show_memory(traced, plan, console)
+    _show_answers(answers, folders, console)
+
+
+def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace the memory in a worker; what cannot be traced has a reason in place of points."""
+    try:
+        return query(plain, "memory", waiting=lambda text: echo(text, err=True))
+    except PerfexpError as error:
+        return {"points": [], "reason": str(error)}
+
+
+def _looked_up(
+    plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
+) -> list[tuple[Key, dict[str, Answer]]]:
+    about = replace(subject(plain), device=None)
+    devices = {curve.about.device for curve in curves}
+    file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
+    if file is not None and file.match:
+        devices = {device for device in devices if device and file.is_of(device)}
+        curves = [curve for curve in curves if curve.about.device in devices]
+    known, installed = corpus.Corpus(curves), _installed()
+    keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
+    return [(key, {name: lookup.look_up(key, name, about, known, installed) for name in QUANTITIES}) for key in keys]
+
+
+def _installed() -> dict[str, str]:
+    with suppress(PackageNotFoundError):
+        return {"torch": version("torch")}
+    return {}
+
+
+def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console) -> None:
+    lines = [str(traced["reason"])] if "reason" in traced else []
+    for point in traced["points"]:
+        key = msgspec.convert(point["key"], Key)
+        if "reason" in point:
+            lines.append(f"{label(key)}: {point['reason']}")
+            continue
+        parts = sorted(point["categories"].items(), key=lambda item: -item[1])
+        listed = ", ".join(f"{name} {units.format_bytes(size)}" for name, size in parts)
+        lines.append(f"{label(key)}: peak {units.format_bytes(point['peak_bytes'])}")
+        lines.append(f"  {listed}")
+        if point["capacity_bytes"]:
+            capacity = f"{units.format_bytes(point['capacity_bytes'])} of {plan.gpu_name}"
+            fits = f"largest batch {point['largest_batch']}" if point["largest_batch"] else "not even one sample fits"
+            lines.append(f"  {fits} in {capacity}")
+    if any("categories" in point for point in traced["points"]):
+        lines.append("without workspaces of cuDNN, which depend on the device")
+        if not plan.gpu.get("facts", {}).get("memory_bytes"):
+            lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
+    console.show_lines("memory, traced without a device", lines)
+
+
+def _show_answers(
+    answers: Sequence[tuple[Key, Mapping[str, Answer]]], folders: Sequence[Path], console: Console
+) -> None:
+    lines = []
+    for key, of_key in answers:
+        for quantity, answer in of_key.items():
+            lines.append(f"{label(key)}: {quantity} {answer_text(answer, QUANTITIES[quantity])}")
+    console.show_lines(f"time and energy, from records in {', '.join(map(str, folders))}", lines)
+    raised = dict.fromkeys(
+        (str(one), one.help) for _, of_key in answers for answer in of_key.values() for one in answer.diagnostics
+    )
+    for text, remedy in raised:
+        console.note(text)
+        console.note(f"  help: {remedy}")
+
+
+def answer_text(answer: Answer, unit: str) -> str:
+    """Return a predicted quantity with interval, source, and the nearest measured point."""
+    predicted, curve = answer.predicted, answer.curve
+    if predicted.value is None or curve is None:
+        return f"refused: {predicted.reason}"
+    ends = [end for end in (predicted.value.low, predicted.value.high) if end is not None]
+    interval = f" ({_formatted(ends[0], unit)} to {_formatted(ends[1], unit)}, 90 %)" if len(ends) == 2 else ""
+    nearest = "" if predicted.nearest == predicted.pair else f", nearest measured {lookup.pair_text(predicted.nearest)}"
+    where = f"{curve.about.device or 'an unknown device'}, {curve.folder}"
+    kind = f"{curve.kind} " if curve.quantity == "time" else ""
+    return f"{kind}{_formatted(predicted.value.value, unit)}{interval}, {predicted.source}{nearest} ({where})"
+
+
+def _formatted(value: float, unit: str) -> str:
+    return units.format_seconds(value) if unit == "seconds" else f"{units.digits(value)} J"
+
+
+def _as_json(answers: Sequence[tuple[Key, Mapping[str, Answer]]], traced: Mapping[str, Any] | None) -> dict[str, Any]:
+    points = [
+        {
+            "key": msgspec.to_builtins(key),
+            **{
+                quantity: {
+                    "source": answer.predicted.source,
+                    "value": answer.predicted.value.value if answer.predicted.value else None,
+                    "low": answer.predicted.value.low if answer.predicted.value else None,
+                    "high": answer.predicted.value.high if answer.predicted.value else None,
+                    "unit": QUANTITIES[quantity],
+                    "kind": answer.curve.kind if answer.curve else None,
+                    "nearest": answer.predicted.nearest,
+                    "reason": answer.predicted.reason,
+                    "record": str(answer.curve.folder) if answer.curve else None,
+                    "doubts": [one.code for one in answer.diagnostics],
+                }
+                for quantity, answer in of_key.items()
+            },
+        }
+        for key, of_key in answers
+    ]
+    return {"points": points, **({"memory": traced} if traced is not None else {})}
+
+
+def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder: name folders of records, or run something first.")
+    tables = skill_table.score_all(corpus.find_curves(folders), measured=measured, dense=_DENSE)
+    if not tables:
+        raise UserError(
+            f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes of one kind: measure at "
+            "least six (experiment=quick)."
+        )
+    if as_json:
+        echo(json.dumps({table.quantity: table.as_json() for table in tables}, indent=1))
+        return
+    console = Console()
+    for table in tables:
+        console.show_grid(table.title, table.methods())
+        console.show_grid("worst curves first", table.curves())

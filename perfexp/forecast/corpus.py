@@ -1,0 +1,197 @@
+"""Corpus: the measured curves of records, by which others are predicted and calibrated. Predictions never enter it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfexp.errors import UserError
+from perfexp.prediction import selection
+from perfexp.prediction.conformal import Calibration, calibrate
+from perfexp.prediction.gaussian_process import Curve
+from perfexp.prediction.skill import Truth
+from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, standard_error
+from perfexp.records.folders import below
+from perfexp.records.record import Record, Status
+from perfexp.records.summary import Row, rows
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.subject import Subject, subject
+from perfexp.summaries.wording import ENERGY, find_metric, interval_of
+
+#: Quantities of a curve, with their units.
+QUANTITIES = {"time": "seconds", "energy": "joules"}
+#: Facts of software and device that change times, in the order of importance.
+_CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
+#: Limit on the records that calibrate one run, the newest.
+_MOST_RECORDS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCurve:
+    """One quantity of one phase of a record over its sizes and batch sizes.
+
+    Attributes:
+        folder: folder of the record.
+        about: model, algorithm, precision, execution and device.
+        phase: phase of the calls.
+        quantity: one of QUANTITIES.
+        kind: name of the time, or of the energy.
+        values: measured values with their 95 % intervals, by input size and batch size.
+        conditions: versions and limits that change times.
+        ended: end of the record, ISO 8601.
+    """
+
+    folder: Path
+    about: Subject
+    phase: str
+    quantity: str
+    kind: str
+    values: dict[Pair, Interval]
+    conditions: Mapping[str, str]
+    ended: str
+
+    @property
+    def name(self) -> str:
+        """Model, algorithm, phase, precision and quantity in words."""
+        words = (self.about.model, self.about.algorithm, self.phase, self.about.precision, self.quantity)
+        return " · ".join(words)
+
+    def curve(self) -> Curve:
+        """Return the curve over its own range; of more points than a prediction takes, some that are spread evenly."""
+        pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
+        if len(pairs) > MOST_MEASURED:
+            pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)]
+        x = selection.coordinates(pairs)
+        reference = selection.coordinates(list(self.values))
+        return curve_of(selection.scaled(x, reference), [self.values[pair] for pair in pairs])
+
+    def truth(self) -> Truth:
+        """Return the curve as known truth, to score predictions of a part of it."""
+        values = list(self.values.values())
+        return Truth(
+            name=self.name,
+            group=self.about.model,
+            x=selection.coordinates(list(self.values)),
+            values=np.array([value.value for value in values]),
+            errors=np.array([standard_error(value) for value in values]),
+        )
+
+
+def find_curves(folders: Iterable[Path], *, without: Path | None = None) -> list[MeasuredCurve]:
+    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped.
+
+    Args:
+        folders: folders of runs, of sweeps, or of many.
+        without: folder of a run to leave out.
+    """
+    found: dict[str, list[MeasuredCurve]] = {}
+    for file in _record_files(folders):
+        if without is not None and file.parent.resolve() == without.resolve():
+            continue
+        with suppress(UserError):
+            record = Record.load(file)
+            found.setdefault(record.uid, of_record(record, file.parent))
+    curves = [curve for of_run in found.values() for curve in of_run]
+    return sorted(curves, key=lambda curve: curve.ended, reverse=True)
+
+
+def _record_files(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if folder.is_dir():
+            yield from below(folder, "record.json", refused=lambda error: None)
+
+
+def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
+    """Return the curves of one record: the times and energies of each phase, as far as they were measured."""
+    about = subject(record.plan, record.environment)
+    table = [row for row in rows(record) if row.status is Status.OK and row.time]
+    curves = []
+    for phase in dict.fromkeys(row.key.phase for row in table):
+        of_phase = [row for row in table if row.key.phase == phase]
+        for quantity, (kind, values) in {"time": _times(of_phase), "energy": _energies(of_phase)}.items():
+            if values:
+                curve = MeasuredCurve(
+                    folder=folder,
+                    about=about,
+                    phase=phase,
+                    quantity=quantity,
+                    kind=kind,
+                    values=values,
+                    conditions=conditions_of(record.environment),
+                    ended=record.ended,
+                )
+                curves.append(curve)
+    return curves
+
+
+def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
+    """Return the first kind of time that all rows have, and their medians."""
+    kind = next((kind for kind in table[0].times if all(kind in row.times for row in table)), "")
+    medians = {(row.key.input_size, row.key.batch_size): row.times[kind].median for row in table} if kind else {}
+    return kind, {pair: median for pair, median in medians.items() if median.value > 0}
+
+
+def _energies(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
+    metrics = {(row.key.input_size, row.key.batch_size): find_metric(row, ENERGY) for row in table}
+    intervals = {pair: interval_of(metric) for pair, metric in metrics.items() if metric and metric.value}
+    return ENERGY, {pair: value for pair, value in intervals.items() if value.value > 0}
+
+
+def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions and limits of a record's environment that change times."""
+    device = environment.get("device")
+    facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
+    return {name: str(facts[name]) for name in (*_CONDITIONS, "torch") if facts.get(name) is not None}
+
+
+def _torch(environment: Mapping[str, Any]) -> object:
+    packages = environment.get("packages")
+    return packages.get("torch") if isinstance(packages, Mapping) else None
+
+
+class Corpus:
+    """Curves of other runs, newest first, and the calibrations by them."""
+
+    def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
+        self.curves = curves
+        self._calibrations: dict[tuple[object, ...], Calibration] = {}
+
+    def calibration(self, curve: MeasuredCurve) -> Calibration:
+        """Calibrate a curve by those of its quantity on the same device, of other models or algorithms."""
+        about = curve.about
+        place = (curve.quantity, curve.kind, about.device, about.model, about.algorithm)
+        if place not in self._calibrations:
+            others = [other.curve() for other in self.curves if _calibrates(other, curve)]
+            self._calibrations[place] = calibrate(others[:_MOST_RECORDS])
+        return self._calibrations[place]
+
+
+def _calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
+    is_alike = (other.quantity, other.kind, other.about.device) == (curve.quantity, curve.kind, curve.about.device)
+    is_other = (other.about.model, other.about.algorithm) != (curve.about.model, curve.about.algorithm)
+    return is_alike and is_other and len(other.values) >= LEAST_MEASURED
+
+
+def truths(curves: Iterable[MeasuredCurve], least: int = 20) -> dict[str, list[Truth]]:
+    """Return curves of at least this many points as truths, by quantity."""
+    found: dict[str, list[Truth]] = {}
+    for curve in curves:
+        if len(curve.values) >= least:
+            found.setdefault(curve.quantity, []).append(curve.truth())
+    return found
+
+
+def digest(curves: Iterable[MeasuredCurve]) -> str:
+    """Return the SHA-256 of the values of some curves, in any order."""
+    parts = sorted(
+        f"{curve.name} {curve.about.device} {pair} {value.value!r}"
+        for curve in curves
+        for pair, value in curve.values.items()
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

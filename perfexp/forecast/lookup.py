@@ -1,0 +1,126 @@
+"""Look up one point in a corpus: measured, interpolated in a curve of the same plan, or refused, with diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from perfexp.forecast.corpus import Corpus, MeasuredCurve
+from perfexp.forecast.predictions import INTERPOLATED, MEASURED, REFUSED, Predicted, forecast
+from perfexp.prediction.gaussian_process import leave_one_out
+from perfexp.prediction.sparse import LEAST_MEASURED, Pair
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key
+from perfexp.summaries.subject import Subject
+
+#: Standard deviations from the prediction by the others beyond which a point shows a stair.
+_STAIR_DEVIATIONS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A quantity of a point.
+
+    Attributes:
+        predicted: value and source.
+        curve: curve that it comes from; None without one.
+        diagnostics: reasons to distrust it.
+    """
+
+    predicted: Predicted
+    curve: MeasuredCurve | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def look_up(key: Key, quantity: str, about: Subject, corpus: Corpus, installed: Mapping[str, str]) -> Answer:
+    """Return a quantity of a point from the curves of the same model, algorithm, precision and execution.
+
+    A measured value is preferred to an interpolated one, and a newer record to an older one.
+
+    Args:
+        key: the point.
+        quantity: one of `corpus.QUANTITIES`.
+        about: subject of the plan; any device counts if it has none.
+        installed: versions of this machine that are compared with those of the records.
+    """
+    pair = key.input_size, key.batch_size
+    matching = [curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)]
+    matching = [curve for curve in matching if _is_same(curve.about, about)]
+    answers = [(forecast(curve, [pair], corpus.calibration(curve)).points[0], curve) for curve in matching]
+    for source in (MEASURED, INTERPOLATED, REFUSED):
+        for predicted, curve in answers:
+            if predicted.source == source:
+                doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
+                doubts += stairs(curve) if source == INTERPOLATED else []
+                return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
+    reason = "no record of this model, algorithm, precision and execution has it"
+    nothing = Predicted(pair=pair, source=REFUSED, value=None, nearest=pair, reason=reason)
+    return Answer(predicted=nothing, curve=None, diagnostics=())
+
+
+def _is_same(measured: Subject, asked: Subject) -> bool:
+    names = ("model", "algorithm", "precision", "execution")
+    same = all(getattr(measured, name) == getattr(asked, name) for name in names)
+    return same and (asked.device is None or measured.device == asked.device)
+
+
+def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
+    """Return the warning that a point is outside the measured range of its curve."""
+    if predicted.source != REFUSED:
+        return []
+    return [
+        diagnostics.make(
+            "outside_corpus", point=pair_text(predicted.pair), count=len(curve.values), range=_range_text(curve)
+        )
+    ]
+
+
+def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]) -> list[Diagnostic]:
+    """Return the warning that software or device differ from the newest record of the device, or from this machine."""
+    newest = next((other for other in corpus if other.about.device == curve.about.device), curve)
+    now = {**newest.conditions, **{name: value for name, value in installed.items() if name in curve.conditions}}
+    changes = [
+        f"{name} {value}, now {now[name]}"
+        for name, value in curve.conditions.items()
+        if name in now and now[name] != value
+    ]
+    if not changes:
+        return []
+    return [diagnostics.make("corpus_stale", changes="; ".join(changes), folder=curve.folder)]
+
+
+def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
+    """Return the note that neighboring points are far from a smooth curve, as where other kernels run."""
+    pairs = sorted(curve.values, key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
+    if len(pairs) < LEAST_MEASURED + 1:
+        return []
+    scores = leave_one_out(curve.curve())
+    falls = [
+        (smaller, larger)
+        for smaller, larger in pairwise(pairs)
+        if smaller[1] == larger[1] and _falls(curve, smaller, larger)
+    ]
+    if not falls and not (scores.size and np.max(scores) > _STAIR_DEVIATIONS):
+        return []
+    where = f"{pair_text(falls[0][0])} takes longer than {pair_text(falls[0][1])}" if falls else "a point is far off"
+    return [diagnostics.make("stairs", curve=curve.name, where=where)]
+
+
+def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
+    before, after = curve.values[smaller], curve.values[larger]
+    return before.low is not None and after.high is not None and after.high < before.low
+
+
+def pair_text(pair: Pair) -> str:
+    """Return a size and a batch size in words: `224 · batch 8`."""
+    (height, width), batch = pair
+    return f"{height if height == width else f'{height}x{width}'} · batch {batch}"
+
+
+def _range_text(curve: MeasuredCurve) -> str:
+    pairs = sorted(curve.values, key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
+    return f"{pair_text(pairs[0])} to {pair_text(pairs[-1])}"

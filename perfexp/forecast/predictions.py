@@ -1,0 +1,192 @@
+"""Predictions for all sizes and batch sizes of a sparse sweep, and their files; they are never results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfexp.errors import UserError
+from perfexp.forecast.corpus import QUANTITIES, Corpus, MeasuredCurve, digest
+from perfexp.prediction import selection
+from perfexp.prediction.conformal import LEVEL, NORMAL_FACTOR, Calibration
+from perfexp.prediction.gaussian_process import predict
+from perfexp.prediction.sparse import LEAST_MEASURED, Pair, Sparse, exceeds_memory
+from perfexp.records.record import Key, Record
+from perfexp.statistics.estimators import Interval, Samples
+from perfexp.sweep import parse_batch_sizes, parse_sizes
+
+#: Half-widths of a 95 % interval in those of a 90 % interval.
+_NARROWER = NORMAL_FACTOR / 1.96
+#: Shares of the measured range that are still at its end.
+_ROUNDING = 1e-9
+MEASURED, INTERPOLATED, REFUSED = "measured", "interpolated", "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """One quantity of one point.
+
+    Attributes:
+        pair: input size and batch size.
+        source: `measured`, `interpolated` or `refused`.
+        value: value with its 90 % interval; None if refused.
+        nearest: input size and batch size of the nearest measured point.
+        reason: reason for a refusal; None otherwise.
+    """
+
+    pair: Pair
+    source: str
+    value: Interval | None
+    nearest: Pair
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Predictions for all points of one measured curve.
+
+    Attributes:
+        curve: measured values.
+        points: one for each point, in the order of the sweep.
+        calibration: calibration of the intervals by other curves.
+        corpus: SHA-256 of the curves behind calibration and predictions.
+    """
+
+    curve: MeasuredCurve
+    points: tuple[Predicted, ...]
+    calibration: Calibration
+    corpus: str
+
+
+def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -> list[Forecast]:
+    """Predict the points of a sparse sweep that were not measured; nothing for other records.
+
+    Args:
+        curves: the record's own.
+        corpus: curves of other runs, which calibrate the intervals.
+    """
+    pairs = candidates(record.plan)
+    if not pairs:
+        return []
+    forecasts = []
+    for curve in curves:
+        of_phase = [point for point in record.points if point.key.phase == curve.phase]
+        too_large = {pair for pair in pairs if exceeds_memory(pair, of_phase)}
+        forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, too_large))
+    return forecasts
+
+
+def candidates(plan: Mapping[str, Any]) -> list[Pair]:
+    """Return all points of a plan with a sparse sweep, read as data; nothing for others."""
+    node = plan.get("sweep")
+    if not isinstance(node, Mapping) or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}":
+        return []
+    try:
+        sweep = Sparse(**{name: value for name, value in node.items() if name != "_target_"})
+        return sweep.candidates(parse_sizes(plan.get("input_size")), parse_batch_sizes(plan.get("batch_size")))
+    except (UserError, TypeError):  # a record of somebody else's
+        return []
+
+
+def forecast(
+    curve: MeasuredCurve,
+    pairs: Sequence[Pair],
+    calibration: Calibration,
+    corpus: Iterable[MeasuredCurve] = (),
+    too_large: Collection[Pair] = (),
+) -> Forecast:
+    """Predict a curve at any points; those outside the measured range, or too large for the memory, are refused."""
+    known = list(curve.values)
+    reference, at = selection.coordinates(known), selection.coordinates(pairs)
+    measured, x = selection.scaled(reference, reference), selection.scaled(at, reference)
+    values = _predicted(curve, x, calibration)
+    points = []
+    for pair, value, one in zip(pairs, values, x, strict=True):
+        nearest = known[int(((measured - one) ** 2).sum(axis=1).argmin())]
+        reason = "a smaller point ran out of memory" if pair in too_large else _refusal(curve, pair, one)
+        if pair in curve.values:
+            point = Predicted(pair=pair, source=MEASURED, value=_narrowed(curve.values[pair]), nearest=pair)
+        elif reason is not None:
+            point = Predicted(pair=pair, source=REFUSED, value=None, nearest=nearest, reason=reason)
+        else:
+            point = Predicted(pair=pair, source=INTERPOLATED, value=value, nearest=nearest)
+        points.append(point)
+    return Forecast(curve=curve, points=tuple(points), calibration=calibration, corpus=digest([curve, *corpus]))
+
+
+def _predicted(curve: MeasuredCurve, x: Samples, calibration: Calibration) -> Sequence[Interval | None]:
+    if len(curve.values) < LEAST_MEASURED:
+        return [None] * len(x)
+    prediction = predict(curve.curve(), x, calibration.prior)
+    half = calibration.factor * prediction.deviation
+    return [_interval(mean, width) for mean, width in zip(prediction.mean, half, strict=True)]
+
+
+def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
+    """Return why a point is not predicted, by its coordinates as shares of the measured range; None if it is."""
+    if len(curve.values) < LEAST_MEASURED:
+        return f"{len(curve.values)} measured points; a prediction needs {LEAST_MEASURED}"
+    (height, width), batch = pair
+    is_batch = len({other for _, other in curve.values}) > 1 or batch in {other for _, other in curve.values}
+    pixels = {other[0] * other[1] for other, _ in curve.values}
+    is_size = len(pixels) > 1 or height * width in pixels
+    is_inside = bool((x >= -_ROUNDING).all() and (x <= 1 + _ROUNDING).all())
+    return None if is_batch and is_size and is_inside else "outside the measured range"
+
+
+def _interval(mean: float, half_width: float) -> Interval:
+    low, value, high = np.exp([mean - half_width, mean, mean + half_width])
+    return Interval(value=float(value), low=float(low), high=float(high))
+
+
+def _narrowed(value: Interval) -> Interval:
+    """Turn a 95 % interval into a 90 % interval."""
+    if value.low is None or value.high is None:
+        return value
+    low, high = (value.value + _NARROWER * (end - value.value) for end in (value.low, value.high))
+    return Interval(value=value.value, low=low, high=high)
+
+
+def summary(forecast: Forecast) -> str:
+    """Return in one line how many points are predicted, and how sure: `time: 88 of 100 points predicted, …`."""
+    interpolated = [point.value for point in forecast.points if point.source == INTERPOLATED and point.value]
+    refused = sum(point.source == REFUSED for point in forecast.points)
+    about = f"{forecast.curve.phase} {forecast.curve.quantity}: {len(interpolated)} of {len(forecast.points)} points"
+    widths = [one.relative_half_width for one in interpolated if one.relative_half_width is not None]
+    sure = f" within ±{100 * float(np.median(widths)):.1f} % (median of the 90 % intervals)" if widths else ""
+    return f"{about} predicted{sure}{f', {refused} refused' if refused else ''}"
+
+
+def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
+    """Return the content of predicted.jsonl, a line for each point and quantity; no line can be read as a result."""
+    return b"".join(
+        msgspec.json.encode(
+            {
+                "predicted": {"phase": one.curve.phase, "input_size": point.pair[0], "batch_size": point.pair[1]},
+                "precision": precision,
+                "quantity": one.curve.kind,
+                "unit": QUANTITIES[one.curve.quantity],
+                "source": point.source,
+                "value": point.value.value if point.value else None,
+                "low": point.value.low if point.value else None,
+                "high": point.value.high if point.value else None,
+                "level": LEVEL,
+                "nearest": {"input_size": point.nearest[0], "batch_size": point.nearest[1]},
+                "reason": point.reason,
+                "calibration": {"factor": one.calibration.factor, "curves": one.calibration.curves},
+                "corpus_sha256": one.corpus,
+            }
+        )
+        + b"\n"
+        for one in forecasts
+        for point in one.points
+    )
+
+
+def key_of(pair: Pair, phase: str, precision: str) -> Key:
+    """Return the key of a predicted point."""
+    return Key(phase=phase, input_size=pair[0], batch_size=pair[1], precision=precision)

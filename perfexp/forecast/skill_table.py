@@ -1,0 +1,139 @@
+"""Skill of predictions on the records of a corpus as tables: each method over all curves, and each curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfexp.forecast.corpus import MeasuredCurve
+from perfexp.prediction.conformal import Calibration, calibrate
+from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
+from perfexp.records import units
+from perfexp.summaries.grid import Column, Grid
+
+#: Fewest points of a curve that is scored by leaving out one point after the other.
+_LEAST_POINTS = 6
+#: Limit on the curves that are listed.
+_MOST_LISTED = 20
+_COLUMNS = {
+    "median error": "median_error",
+    "p90": "p90_error",
+    "coverage": "coverage",
+    "half-width": "half_width",
+    "worst curve": "worst_coverage",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillTable:
+    """Scores of one quantity.
+
+    Attributes:
+        quantity: `time` or `energy`.
+        truths: scored curves.
+        scores: scores of each curve by method, in the same order.
+    """
+
+    quantity: str
+    truths: Sequence[Truth]
+    scores: Sequence[Mapping[str, Score]]
+
+    @property
+    def title(self) -> str:
+        """Quantity and numbers of curves and points."""
+        points = sum(len(one[GAUSSIAN_PROCESS].errors) for one in self.scores)
+        return f"{self.quantity}: {units.counted(len(self.truths), 'curve')}, {points} points that no method had seen"
+
+    def methods(self) -> Grid:
+        """Return a line for each method."""
+        names = list(self.scores[0])
+        figures = [pooled([one[name] for one in self.scores]) for name in names]
+        own = figures[0]["interval_score"]
+        columns = [Column("method", names, is_key=True, prose=True)]
+        columns += [Column(title, [_percent(one[name]) for one in figures]) for title, name in _COLUMNS.items()]
+        ratios = (f"{one['interval_score'] / own:.2f}" if own else "" for one in figures)
+        columns.append(Column("interval score", ratios))
+        note = "coverage of 90 % intervals; interval score relative to the Gaussian process, more is worse"
+        return Grid(columns, [note])
+
+    def curves(self) -> Grid:
+        """Return a line for each curve, the one with the least coverage first."""
+        figures = [pooled([one[GAUSSIAN_PROCESS]]) for one in self.scores]
+        order = sorted(
+            range(len(figures)), key=lambda place: (figures[place]["coverage"], -figures[place]["p90_error"])
+        )
+        order = order[:_MOST_LISTED]
+        columns = [Column("curve", [self.truths[place].name for place in order], is_key=True, prose=True)]
+        for title, name in list(_COLUMNS.items())[:-1]:
+            columns.append(Column(title, [_percent(figures[place][name]) for place in order]))
+        rest = len(figures) - len(order)
+        return Grid(columns, [f"and {units.counted(rest, 'more curve')}"] if rest else [])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures as JSON values."""
+        return {
+            "methods": {name: dict(pooled([one[name] for one in self.scores])) for name in self.scores[0]},
+            "curves": {
+                truth.name: dict(pooled([one[GAUSSIAN_PROCESS]]))
+                for truth, one in zip(self.truths, self.scores, strict=True)
+            },
+        }
+
+
+def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> list[SkillTable]:
+    """Score predictions of the points of each curve by others of it; a table for each quantity that was measured.
+
+    Curves of many points are sampled as a sparse sweep would. Of curves of fewer points, each inner point is predicted
+    from all others.
+
+    Args:
+        curves: curves of a corpus.
+        measured: number of points that a sparse sweep measures.
+        dense: number of points of a curve from which it counts as one of many.
+    """
+    tables = []
+    for quantity in dict.fromkeys(curve.quantity for curve in curves):
+        truths = [
+            curve.truth() for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS
+        ]
+        seen = [one.campaign(measured, 0.0) if len(one.values) >= dense else None for one in truths]
+        groups = {truth.group: _calibration(truth.group, truths, seen) for truth in truths}
+        scores = [_scored(truth, points, groups[truth.group]) for truth, points in zip(truths, seen, strict=True)]
+        if truths:
+            tables.append(SkillTable(quantity=quantity, truths=truths, scores=scores))
+    return tables
+
+
+def _calibration(group: str, truths: Sequence[Truth], seen: Sequence[Sequence[int] | None]) -> Calibration:
+    """Calibrate the curves of a group by the seen points of the others."""
+    pairs = zip(truths, seen, strict=True)
+    return calibrate(
+        [one.curve(range(len(one.values)) if points is None else points) for one, points in pairs if one.group != group]
+    )
+
+
+def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) -> dict[str, Score]:
+    """Score a curve at the points that are not seen, or at each inner point by all others."""
+    if seen is not None:
+        return score(truth, seen, calibration)
+    work = truth.x.sum(axis=1)
+    inner = np.flatnonzero((work > work.min()) & (work < work.max()))
+    every = range(len(truth.values))
+    parts = [score(truth, [place for place in every if place != left_out], calibration) for left_out in inner]
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _joined(parts: Sequence[Score]) -> Score:
+    return Score(
+        errors=np.concatenate([part.errors for part in parts]),
+        is_covered=np.concatenate([part.is_covered for part in parts]),
+        half_widths=np.concatenate([part.half_widths for part in parts]),
+        interval_scores=np.concatenate([part.interval_scores for part in parts]),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,48 @@
+"""Worker query: one question about a plan, answered by a fresh process that imports torch and measures nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.orchestration.capabilities import last_line
+from perfexp.plan import plan_file
+
+
+def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
+    """Return a worker's answer about a plan; raises PerfexpError if it ends without one.
+
+    Args:
+        plain: plan as plain data.
+        what: `algorithms` or `memory`.
+        waiting: called with the reason why the worker waits.
+    """
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+        content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
+        (Path(folder) / "plan.yaml").write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        process = WorkerProcess(worker_command(folder, f"--what={what}", f"--plan-sha256={sha256}"), log)
+        answer, failure = None, None
+        try:
+            for event in process.events(plain["timeout_seconds"]):
+                if event["event"] == what:
+                    answer = event["answer"]
+                elif event["event"] in ("refused", "failed"):
+                    failure = event
+                elif event.get("patient"):
+                    waiting(event["text"])
+        except SilenceError as error:
+            failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
+        finally:
+            code = process.end()
+        if failure is not None:
+            raise (UserError if failure.get("exit_code") == 2 else PerfexpError)(failure["message"])
+        if answer is None:
+            last = last_line(log)
+            raise PerfexpError(f"The worker ended with code {code}{f': {last}' if last else ''}.")
+        return dict(answer)

@@ -1,0 +1,58 @@
+"""Calibration of prediction intervals by curves of other models and algorithms; the unit is the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfexp.prediction.gaussian_process import Curve, learn_prior, leave_one_out
+from perfexp.statistics.distributions import half_normal
+from perfexp.statistics.estimators import Samples
+
+#: Probability of every prediction interval, and its quantile of a normal distribution.
+LEVEL, NORMAL_FACTOR = 0.9, 1.645
+#: Weight of the normal distribution beside the curves, in curves.
+_NORMAL_CURVES = 3
+#: Number of values of equal probability that stand for a normal variable.
+_NORMAL_VALUES = 19
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Calibration of one curve by others.
+
+    Attributes:
+        factor: half-width of the interval in standard deviations of the Gaussian process.
+        prior: prior of the hyperparameters for `gaussian_process.predict`; None for a uniform one.
+        curves: number of curves behind both.
+    """
+
+    factor: float = NORMAL_FACTOR
+    prior: Samples | None = None
+    curves: int = 0
+
+
+def calibrate(others: Sequence[Curve]) -> Calibration:
+    """Calibrate by the leave-one-out errors of other curves, each curve with the same weight.
+
+    Points of one curve share its roughness and its disturbances, so they are not exchangeable with points of another
+    curve, but curves are with curves. A normal distribution counts as three further curves.
+    """
+    if not others:
+        return Calibration()
+    prior = learn_prior(list(others))
+    scores = [errors for curve in others if (errors := leave_one_out(curve, prior)).size]
+    normal = np.array([half_normal(number / (_NORMAL_VALUES + 1)) for number in range(1, _NORMAL_VALUES + 1)])
+    factor = _weighted_quantile([*scores, *[normal] * _NORMAL_CURVES], LEVEL)
+    return Calibration(factor=factor, prior=prior, curves=len(scores))
+
+
+def _weighted_quantile(groups: Sequence[Samples], level: float) -> float:
+    """Return the quantile of the pooled values, each group with the same weight."""
+    values = np.concatenate(groups)
+    weights = np.concatenate([np.full(group.size, 1 / group.size / len(groups)) for group in groups])
+    order = np.argsort(values)
+    place = np.searchsorted(np.cumsum(weights[order]), level)
+    return float(values[order][min(int(place), values.size - 1)])

@@ -1,0 +1,165 @@
+"""Skill of predictions: errors, coverage and interval scores on measured values, beside those of simple baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfexp.prediction import selection
+from perfexp.prediction.conformal import LEVEL, NORMAL_FACTOR, Calibration
+from perfexp.prediction.gaussian_process import Curve, predict
+from perfexp.statistics import scaling
+from perfexp.statistics.estimators import Samples
+
+#: Name of the Gaussian process among the methods.
+GAUSSIAN_PROCESS = "gaussian process"
+
+#: Predicts logarithms of values at other amounts of work, from log work and log values of measured points.
+_Method = Callable[[Samples, Samples, Samples], Samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A curve with many measured points.
+
+    Attributes:
+        name: name for tables.
+        group: curves of one group, such as those of one model, never calibrate each other.
+        x: log pixels and log batch size, shape (n, 2).
+        values: measured values, shape (n,), > 0.
+        errors: relative standard errors, shape (n,).
+    """
+
+    name: str
+    group: str
+    x: Samples
+    values: Samples
+    errors: Samples
+
+    def curve(self, chosen: Collection[int]) -> Curve:
+        """Return some of the points as a curve over the range of all."""
+        places = sorted(chosen)
+        x = selection.scaled(self.x, self.x)
+        return Curve(x=x[places], y=np.log(self.values[places]), errors=self.errors[places])
+
+    def campaign(self, measured: int, target: float) -> list[int]:
+        """Return the indices of the points that a sparse sweep of at most this many points measures."""
+        x = selection.scaled(self.x, self.x)
+        chosen = selection.initial(x, min(selection.INITIAL, measured))
+        while len(chosen) < measured:
+            index = selection.following(x, [self.curve(chosen)], chosen, target=target)
+            if index is None:
+                break
+            chosen.append(index)
+        return sorted(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Predictions of one method for one curve against the truth.
+
+    Attributes:
+        errors: absolute relative errors, shape (m,).
+        is_covered: whether the 90 % interval holds the truth, shape (m,).
+        half_widths: relative half-widths of the intervals, shape (m,).
+        interval_scores: interval scores of the logarithms (Winkler), the lower the better, shape (m,).
+    """
+
+    errors: Samples
+    is_covered: NDArray[np.bool_]
+    half_widths: Samples
+    interval_scores: Samples
+
+
+def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> dict[str, Score]:
+    """Score the Gaussian process and each baseline on the points that are not chosen.
+
+    Args:
+        truth: all points.
+        chosen: indices of the points that the methods see.
+        calibration: calibration by other curves.
+    """
+    seen, unseen = np.array(sorted(chosen)), np.setdiff1d(np.arange(len(truth.values)), list(chosen))
+    actual = np.log(truth.values[unseen])
+    predicted = predict(truth.curve(chosen), selection.scaled(truth.x, truth.x)[unseen], calibration.prior)
+    scores = {GAUSSIAN_PROCESS: _score(actual, predicted.mean, calibration.factor * predicted.deviation)}
+    work, y = truth.x.sum(axis=1), np.log(truth.values)
+    for name, method in BASELINES.items():
+        mean = method(work[seen], y[seen], work[unseen])
+        scores[name] = _score(actual, mean, np.full(unseen.size, _own_half_width(method, work[seen], y[seen])))
+    fit = partial(_scaling_model, errors=truth.errors[seen])
+    mean, scatter = fit(work[seen], y[seen], work[unseen])
+    scores["scaling model"] = _score(actual, mean, np.full(unseen.size, NORMAL_FACTOR * scatter))
+    return scores
+
+
+def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
+    """Return the figures of several curves: errors over all points, coverage and interval score as means of curves."""
+    errors = np.concatenate([one.errors for one in scores])
+    coverages = np.array([one.is_covered.mean() for one in scores])
+    return {
+        "median_error": float(np.median(errors)),
+        "mean_error": float(errors.mean()),
+        "p90_error": float(np.quantile(errors, 0.9)),
+        "coverage": float(coverages.mean()),
+        "worst_coverage": float(coverages.min()),
+        "curves_above_75": float((coverages >= 0.75).mean()),
+        "half_width": float(np.median(np.concatenate([one.half_widths for one in scores]))),
+        "interval_score": float(np.mean([one.interval_scores.mean() for one in scores])),
+    }
+
+
+def _score(actual: Samples, mean: Samples, half_width: Samples) -> Score:
+    off = np.abs(actual - mean)
+    return Score(
+        errors=np.abs(np.expm1(mean - actual)),
+        is_covered=off <= half_width,
+        half_widths=np.expm1(half_width),
+        interval_scores=2 * half_width + 2 / (1 - LEVEL) * np.maximum(off - half_width, 0),
+    )
+
+
+def _nearest(work: Samples, y: Samples, at: Samples) -> Samples:
+    nearest: Samples = y[np.abs(work[:, None] - at[None]).argmin(axis=0)]
+    return nearest
+
+
+def _linear(work: Samples, y: Samples, at: Samples) -> Samples:
+    """Predict by a straight line over pixels and batch size, of least relative squares; never below the least time."""
+    amount, values = np.exp(work - work.max()), np.exp(y)
+    design = np.column_stack([np.ones_like(amount), amount]) / values[:, None]
+    (level, slope), *_ = np.linalg.lstsq(design, np.ones_like(amount), rcond=None)
+    line: Samples = np.log(np.maximum(level + slope * np.exp(at - work.max()), values.min() / 2))
+    return line
+
+
+def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
+    order = np.argsort(work)
+    return np.asarray(np.interp(at, work[order], y[order]), dtype=np.float64)
+
+
+def _scaling_model(work: Samples, y: Samples, at: Samples, *, errors: Samples) -> tuple[Samples, float]:
+    """Return the predictions of the scaling model and its scatter; the median where there are too few sizes."""
+    top = work.max()
+    try:
+        fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
+    except ValueError:
+        return np.full_like(at, np.median(y)), float(np.std(y))
+    return np.log([fit.at(float(np.exp(one - top))) for one in at], dtype=np.float64), fit.scatter
+
+
+#: Methods whose intervals are those of their own leave-one-out errors.
+BASELINES: dict[str, _Method] = {"nearest": _nearest, "linear in pixels": _linear, "log interpolation": _interpolated}
+
+
+def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
+    """Return the conformal quantile of the errors of inner points that are predicted from the others."""
+    inner = np.flatnonzero((work > work.min()) & (work < work.max()))
+    off = [
+        abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0]) for place in inner
+    ] or [0.0]
+    return float(np.quantile(off, min(1.0, LEVEL * (1 + 1 / len(off)))))

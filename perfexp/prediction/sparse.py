@@ -1,0 +1,127 @@
+"""Sparse sweep: measure a few of many sizes and batch sizes, each chosen by the results so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import ge
+
+import numpy as np
+
+from perfexp.errors import UserError
+from perfexp.prediction import selection
+from perfexp.prediction.gaussian_process import Curve
+from perfexp.records.point_times import DEVICE_TIMES, first_median_interval
+from perfexp.records.record import Point as Measured
+from perfexp.records.record import Status
+from perfexp.statistics.estimators import Interval, Samples
+from perfexp.sweep import Point, Size, Sizes, Sweep
+
+Pair = tuple[Size, int]
+
+#: Fewest and most points that a curve is predicted from.
+LEAST_MEASURED, MOST_MEASURED = 4, 100
+#: Relative standard error of a median without an interval, and half-widths of a 95 % interval per standard error.
+_UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
+#: Times that are predicted, best first.
+_KINDS = (*DEVICE_TIMES, "latency", "throughput")
+
+
+class Sparse:
+    """Some of the given sizes and batch sizes, or of evenly spaced square sizes; the others are predicted.
+
+    Six points are measured first, then each time the one whose prediction is the least certain, until the 90 %
+    intervals of nine in ten of the others are within the target, or `measured` points have been tried.
+    """
+
+    def __init__(
+        self,
+        *,
+        measured: int = 12,
+        target: float = 0.03,
+        num_sizes: int = 100,
+        min_size: int = 224,
+        max_size: int = 512,
+        skip_larger: bool = False,
+        skip_oom: bool = False,
+    ) -> None:
+        if not LEAST_MEASURED <= measured <= MOST_MEASURED:
+            raise UserError(f"sweep.measured={measured}: set a number from {LEAST_MEASURED} to {MOST_MEASURED}.")
+        if not 0 < target < 1:
+            raise UserError(f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03.")
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
+        self.measured, self.target = measured, target
+        self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
+
+    def candidates(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
+        """List all sizes and batch sizes, measured or predicted; raises UserError if there are none."""
+        every: Sweep = Point() if sizes else self._every
+        return every.points(sizes, batch_sizes)
+
+    def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
+        """List the sizes and batch sizes that are measured in any case."""
+        pairs = self.candidates(sizes, batch_sizes)
+        x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
+        return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
+
+    def chosen(self, sizes: Sequence[Size], batch_sizes: Sequence[int], results: Iterable[Measured]) -> list[Pair]:
+        """List the sizes and batch sizes to measure by the results so far: all that were tried, and the next one.
+
+        There is no next one until the first points have a result.
+        """
+        pairs = self.candidates(sizes, batch_sizes)
+        places = {pair: index for index, pair in enumerate(pairs)}
+        first = {places[pair] for pair in self.points(sizes, batch_sizes)}
+        timed = [one for one in results if one.key.is_timed and not one.key.replicate and pair_of(one) in places]
+        tried = {places[pair_of(one)] for one in timed}
+        following = self._following(pairs, places, timed, tried) if first <= tried else None
+        return [pairs[index] for index in sorted(first | tried | ({following} if following is not None else set()))]
+
+    def _following(
+        self, pairs: Sequence[Pair], places: Mapping[Pair, int], timed: Sequence[Measured], tried: set[int]
+    ) -> int | None:
+        if len(tried) >= self.measured:
+            return None
+        x = selection.coordinates(pairs)
+        x = selection.scaled(x, x)
+        phases = dict.fromkeys(one.key.phase for one in timed)
+        medians = [medians_of([one for one in timed if one.key.phase == phase]) for phase in phases]
+        curves = [curve_of(x[[places[pair] for pair in of_phase]], list(of_phase.values())) for of_phase in medians]
+        impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, timed)}
+        return selection.following(x, curves, tried, target=self.target, impossible=impossible)
+
+
+def pair_of(point: Measured) -> Pair:
+    """Return input size and batch size of a point."""
+    return point.key.input_size, point.key.batch_size
+
+
+def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
+    """Return the median seconds per call of the successful points of a phase, all of the same kind of time."""
+    successful = [one for one in points if one.status is Status.OK]
+    for kind in _KINDS:
+        medians = {pair_of(one): first_median_interval(one, kind) for one in successful}
+        if medians and all(medians.values()):
+            return {pair: median for pair, median in medians.items() if median is not None and median.value > 0}
+    return {}
+
+
+def curve_of(x: Samples, values: Sequence[Interval]) -> Curve:
+    """Return a curve of measured values with their intervals, for scaled coordinates of shape (n, 2)."""
+    return Curve(x=x, y=np.log([value.value for value in values]), errors=np.array([*map(standard_error, values)]))
+
+
+def standard_error(value: Interval) -> float:
+    """Return the relative standard error of a measured value with a 95 % interval."""
+    width = value.relative_half_width
+    return _UNKNOWN_ERROR if width is None else width / _HALF_WIDTHS
+
+
+def exceeds_memory(pair: Pair, points: Iterable[Measured]) -> bool:
+    """Whether a point that is not larger in any way ran out of memory, or was predicted to."""
+    size, batch = pair
+    return any(
+        one.status in (Status.OOM, Status.OOM_PREDICTED)
+        and batch >= one.key.batch_size
+        and all(map(ge, size, one.key.input_size))
+        for one in points
+    )

@@ -1,0 +1,152 @@
+"""Follow the memory of calls on tensors without memory: live bytes by category, and their peak."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfexp.work.count import same_random_numbers, with_stand_ins
+from perfexp.work.tensors import tensors_in
+from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
+
+#: Size of the blocks of torch's CUDA allocator: each allocation is rounded up to a multiple.
+BLOCK_BYTES = 512
+PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
+#: Categories of allocations by the segment of the call that makes them.
+_OF_SEGMENT = {
+    "forward": "activations",
+    "loss": "activations",
+    "backward": "temporaries of backward",
+    "optimizer": "optimizer",
+    "data": INPUTS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Largest number of live bytes, and the categories that they belong to."""
+
+    total_bytes: int
+    categories: Mapping[str, int]
+
+
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, follows the storages that operators make, each until nothing refers to it.
+
+    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._category = "activations"
+        self._live: dict[int, tuple[int, str]] = {}
+        self._bytes: Counter[str] = Counter()
+        self._peak = Peak(total_bytes=0, categories={})
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        self.add(tensors_in(returned), self._category)
+        return returned
+
+    def add(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """Follow the storages of tensors that are not followed yet."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._live:
+                size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+                self._live[storage._cdata] = size, category
+                self._bytes[category] += size
+                weakref.finalize(storage, self._remove, storage._cdata)
+        total = self._bytes.total()
+        if total > self._peak.total_bytes:
+            self._peak = Peak(total_bytes=total, categories={**self._bytes})
+
+    def move(self, tensor: torch.Tensor, category: str) -> None:
+        """Count the storage of a tensor in another category from now on."""
+        identity = tensor.untyped_storage()._cdata
+        if identity in self._live:
+            size, before = self._live[identity]
+            self._live[identity] = size, category
+            self._bytes[before] -= size
+            self._bytes[category] += size
+
+    def _remove(self, identity: int) -> None:
+        size, category = self._live.pop(identity)
+        self._bytes[category] -= size
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        """While entered, new storages belong to a segment of a call (`forward`, `backward`, …)."""
+        before, self._category = self._category, _OF_SEGMENT.get(name, name)
+        try:
+            yield
+        finally:
+            self._category = before
+
+    def restart(self) -> None:
+        """Begin a new peak with what is live now."""
+        self._peak = Peak(total_bytes=self._bytes.total(), categories={**self._bytes})
+
+    @property
+    def peak(self) -> Peak:
+        """The peak since the start, or since `restart`."""
+        categories = {name: size for name, size in self._peak.categories.items() if size}
+        return Peak(total_bytes=self._peak.total_bytes, categories=categories)
+
+
+@contextmanager
+def without_memory(module: torch.nn.Module) -> Iterator[None]:
+    """While entered, tensors of the module and new ones are stand-ins; raises Inconclusive if they do not suffice."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with quiet(), same_random_numbers(), with_stand_ins(module, mode), mode:
+            yield
+    except FAKE_TENSOR_LIMITS as error:
+        raise Inconclusive(str(error)) from error
+
+
+def peak_of_calls(
+    module: torch.nn.Module, prepare: Callable[[Allocations], Mapping[str, Callable[[], object]]], calls: int = 3
+) -> Peak:
+    """Return the peak of the last of several equal calls.
+
+    Args:
+        module: model whose parameters and buffers are stand-ins.
+        prepare: returns the segments of a call by name, after adding what exists before it.
+        calls: number of calls; the optimizer's state exists from the second one on.
+    """
+    allocations = Allocations()
+    allocations.add(module.parameters(), PARAMETERS)
+    allocations.add(module.buffers(), BUFFERS)
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            allocations.move(parameter.grad, GRADIENTS)
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.is_leaf]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+        for parameter in trained
+    ]
+    try:
+        segments = prepare(allocations)
+        with allocations:
+            for _ in range(calls):
+                allocations.restart()
+                for name, segment in segments.items():
+                    with allocations.segment(name):
+                        segment()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return allocations.peak

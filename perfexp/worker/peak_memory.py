@@ -1,0 +1,191 @@
+"""Peak memory of a plan's calls, traced on tensors without memory, and the largest batch that fits a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from operator import ge
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.devices.cpu import CpuDevice
+from perfexp.errors import Unsupported, UserError
+from perfexp.models import Execution, Precision, Unwaiting
+from perfexp.plan import config
+from perfexp.records import units
+from perfexp.records.record import Key, Point, Status
+
+if TYPE_CHECKING:
+    from perfexp.work.allocations import Peak
+
+#: Workspace that cuBLAS takes per thread from torch's allocator, by the first number of the compute capability.
+_CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
+#: Threads that multiply matrices: that of forward passes, and that of autograd.
+_THREADS = {"inference": 1, "train": 2}
+#: Memory of a board that torch cannot use: the CUDA context with its modules.
+CONTEXT_BYTES = 512 << 20
+#: Limits of the search for the largest batch.
+_MOST_TRACES, _MOST_SAMPLES = 12, 1 << 20
+
+
+class MemoryTrace:
+    """The model of a plan on the host, whose calls are followed with stand-ins for its tensors.
+
+    Raises UserError for plans that cannot be traced.
+    """
+
+    def __init__(self, plan: config.Plan) -> None:
+        from perfexp.models.fake import FakeModel  # of tests
+
+        if config.locate(plan.model) is FakeModel:
+            raise UserError(f"model={plan.model_name} is scripted and has no memory. Choose a torch model.")
+        for is_set, setting in (
+            (plan.execution.compile, f"execution.compile={plan.execution.compile}"),
+            (plan.execution.cuda_graph, "execution.cuda_graph=true"),
+            (plan.ranks > 1, f"gpu.count={plan.ranks}"),
+        ):
+            if is_set:
+                raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
+        self._plan, self._data = plan, config.build(plan.data)
+        if self._data.labelled:
+            raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
+        model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
+        if not hasattr(model, "open"):
+            from perfexp.models.module import adapt
+
+            model = adapt(model, plan.model_name)
+        from perfexp.models.torch_settings import unchanged_settings  # with torch
+        from perfexp.work.count import same_random_numbers
+
+        execution = Execution(channels_last=plan.execution.channels_last)
+        with unchanged_settings(), same_random_numbers():  # of the model that this process may be measuring
+            self._session = model.open(
+                device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
+            )
+
+    def peak(self, key: Key) -> Peak:
+        """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't."""
+        from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
+        from perfexp.work.tensors import tensors_in
+        from perfexp.work.trial import MODULE_ERRORS, Inconclusive
+
+        session = self._session
+        phase = config.build(self._phase(key.phase))
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(without_memory(session.module))
+                if key.phase == "train" and isinstance(session, Unwaiting):  # side results are read back
+                    stack.enter_context(session.without_waits())
+                opened = self._data.open(
+                    session=session,
+                    input_size=key.input_size,
+                    batch_size=key.batch_size,
+                    training=key.phase == "train",
+                    seed=0,
+                )
+                with opened as batches, _prepared(phase, session, batches, key) as step:
+
+                    def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
+                        held = [batches.next() for _ in range(8)]
+                        allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
+                        return dict(step.segments)
+
+                    return peak_of_calls(session.module, segments)
+        except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
+
+    def _phase(self, name: str) -> dict[str, Any]:
+        """Return the node of a phase; on CUDA devices torch updates all parameters together."""
+        node: dict[str, Any] = dict(getattr(self._plan.mode, name))
+        if isinstance(node.get("optimizer"), Mapping):
+            node["optimizer"] = {"foreach": True, **node["optimizer"]}
+        return node
+
+    def workspace_bytes(self, key: Key) -> int:
+        """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
+        capability = str((self._plan.gpu.get("facts") or {}).get("compute_capability") or "").partition(".")[0]
+        return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
+
+    def report(self, key: Key) -> dict[str, Any]:
+        """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
+        workspace = self.workspace_bytes(key)
+        peak, capacity = self.peak(key), (self._plan.gpu.get("facts") or {}).get("memory_bytes")
+        largest = self._largest_batch(key, peak, capacity - CONTEXT_BYTES - workspace) if capacity else None
+        return {
+            "key": msgspec.to_builtins(key),
+            "peak_bytes": peak.total_bytes + workspace,
+            "categories": {**peak.categories, "workspace of cuBLAS": workspace},
+            "capacity_bytes": capacity,
+            "context_bytes": CONTEXT_BYTES if capacity else None,
+            "largest_batch": largest,
+        }
+
+    def _largest_batch(self, key: Key, peak: Peak, limit: int) -> int | None:
+        """Return the largest batch whose traced peak is within a limit; None if one sample is beyond it."""
+        fits, fails = (key.batch_size, _MOST_SAMPLES) if peak.total_bytes <= limit else (0, key.batch_size)
+        sizes = {key.batch_size: peak.total_bytes}
+        for _ in range(_MOST_TRACES):
+            if fails - fits <= 1:
+                break
+            guess = _crossing(sizes, limit) if len(sizes) > 1 else 2 * key.batch_size
+            batch = guess if fits < guess < fails else max(math.isqrt(fits * fails), fits + 1)
+            sizes[batch] = self.peak(msgspec.structs.replace(key, batch_size=batch)).total_bytes
+            fits, fails = (batch, fails) if sizes[batch] <= limit else (fits, batch)
+        return fits or None
+
+
+def _crossing(sizes: Mapping[int, int], limit: int) -> int:
+    """Return the batch at which the line through the two largest batches reaches the limit.
+
+    The peak is a maximum of straight lines, so that the line is exact as soon as both batches are on the last of them.
+    """
+    first, second = sorted(sizes)[-2:]
+    slope = (sizes[second] - sizes[first]) / (second - first)
+    return int(first + math.floor((limit - sizes[first]) / slope)) if slope > 0 else 2 * second
+
+
+class MemoryGuard:
+    """Predicts which points exceed the memory of a device; a trace takes seconds, so smaller points are not traced.
+
+    Args:
+        capacity_bytes: size of the device's memory.
+    """
+
+    def __init__(self, plan: config.Plan, capacity_bytes: int) -> None:
+        self._trace, self._limit = MemoryTrace(plan), capacity_bytes - CONTEXT_BYTES
+
+    def refuse(self, key: Key, results: Iterable[Point]) -> Point | None:
+        """Return a result in place of a measurement that would run out of memory; None if it fits, or is unknown."""
+        if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
+            return None
+        try:
+            peak = self._trace.peak(key).total_bytes + self._trace.workspace_bytes(key)
+        except Unsupported:
+            return None
+        if peak <= self._limit:
+            return None
+        sizes = f"{units.format_bytes(peak)} of {units.format_bytes(self._limit)}"
+        text = f"not tried: the traced peak needs {sizes} (sweep.skip_oom)"
+        return Point(key=key, status=Status.OOM_PREDICTED, error=text)
+
+
+def _is_at_least(key: Key, other: Key) -> bool:
+    same = (key.phase, key.precision) == (other.phase, other.precision)
+    return same and key.batch_size >= other.batch_size and all(map(ge, key.input_size, other.input_size))
+
+
+@contextmanager
+def _prepared(mode: Any, session: Any, batches: Any, key: Key) -> Iterator[Any]:
+    step = mode.prepare(session=session, batches=batches, batch_size=key.batch_size)
+    with step.active():
+        yield step
+
+
+def _traced(precision: Precision) -> Precision:
+    """Return a precision of the same widths that needs no values: a scaled loss is compared with infinity."""
+    if precision.autocast == "float16":
+        return Precision(name="amp_bf16", storage=precision.storage, autocast="bfloat16")
+    return Precision(name="fp32") if precision.tf32 else precision

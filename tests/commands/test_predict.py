@@ -1,0 +1,147 @@
+"""perfexp predict: memory without a GPU, times from records, and how good they are."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from perfexp import commands
+from perfexp.cli.composition import compose
+from perfexp.errors import UserError
+from perfexp.plan import config
+from perfexp.records.record import Key, Point, Status
+from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
+
+SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
+          "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
+FAKE = ("model=fake", "gpu=fake", "--no-memory")
+
+
+@pytest.fixture
+def predict(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = commands.run(["predict", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def small():
+    """A traced ResNet of small images."""
+    return MemoryTrace(config.typed(compose(["model=resnet18", "mode=train_inference", "gpu=h100", "input_size=64"])))
+
+
+def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finished):
+    folder = finished(*SPARSE).root
+    code, printed, _ = predict(*FAKE, "input_size=[224,226,600]", "--corpus", folder)
+    assert code == 0
+    lines = [line for line in printed.splitlines() if ": time" in line]
+    assert "measured" in lines[0]
+    assert "interpolated, nearest measured 224 · batch 1" in lines[1]
+    assert "90 %" in lines[1]
+    assert lines[2].endswith("time refused: outside the measured range")
+    assert "(outside_corpus)" in printed
+
+
+def test_other_plans_have_no_time_here(predict, finished):
+    folder = finished(*SPARSE).root
+    for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other", "gpu=h100"):
+        _, printed, _ = predict(*FAKE, "input_size=224", other, "--corpus", folder)
+        assert "refused: no record" in printed, other
+
+
+def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    record["environment"]["packages"] = {"torch": "1.0"}
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    _, printed, _ = predict(*FAKE, "input_size=224", "--corpus", folder)
+    assert "torch 1.0, now" in printed
+    assert "(corpus_stale)" in printed
+
+
+def test_everything_as_json(predict, finished):
+    folder = finished(*SPARSE).root
+    _, printed, _ = predict(*FAKE, "input_size=226", "--corpus", folder, "--json")
+    [point] = json.loads(printed)["points"]
+    assert point["time"]["source"] == "interpolated"
+    assert point["time"]["low"] < point["time"]["value"] < point["time"]["high"]
+    assert point["energy"]["source"] == "refused"
+
+
+def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
+    code, printed, _ = predict("check", finished(*SPARSE).root)
+    assert code == 0
+    for method in ("gaussian process", "nearest", "linear in pixels", "log interpolation", "scaling model"):
+        assert method in printed
+    assert "fake · default · inference · fp32 · time" in printed
+    _, printed, _ = predict("check", finished(*SPARSE).root, "--json")
+    assert 0 <= json.loads(printed)["time"]["methods"]["gaussian process"]["coverage"] <= 1
+
+
+def test_wrong_words_are_refused_with_advice(predict, tmp_path):
+    assert predict("resnet18")[0] == 2
+    assert "not a folder" in predict("check", "nowhere")[2]
+    assert "enough sizes" in predict("check", tmp_path)[2]
+    assert "not a folder" in predict(*FAKE, "--corpus", "nowhere")[2]
+    assert "resnet51" in predict("model=resnet51", "--no-memory")[2]
+
+
+def test_a_foreign_record_is_no_reason_to_fail(predict, finished, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(finished(*SPARSE).root, folder)
+    (folder / "junk").mkdir()
+    (folder / "junk" / "record.json").write_text("{")
+    (folder / "loop").symlink_to(folder)
+    code, printed, _ = predict(*FAKE, "input_size=224", "--corpus", folder)
+    assert code == 0
+    assert "measured" in printed
+
+
+def point(phase, batch_size):
+    return Key(phase=phase, input_size=(64, 64), batch_size=batch_size, precision="fp32")
+
+
+def test_memory_is_traced_by_category_without_a_gpu(small):
+    trained, report = small.peak(point("train", 8)), small.report(point("inference", 8))
+    weights = 11_689_512 * 4
+    assert trained.categories["parameters"] == pytest.approx(weights, rel=0.001)
+    assert trained.categories["optimizer"] >= weights  # momentum, and the decayed gradients of all parameters
+    assert report["peak_bytes"] == sum(report["categories"].values()) < trained.total_bytes
+    assert set(report["categories"]) == {"parameters", "buffers", "inputs", "activations", "workspace of cuBLAS"}
+    limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
+    fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
+    assert fits <= limit < fails
+
+
+def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
+    monkeypatch.setattr("perfexp.worker.peak_memory.MemoryTrace", lambda plan: small)
+    key = Key(phase="train", input_size=(64, 64), batch_size=8, precision="fp32")
+    roomy, tight = (MemoryGuard(None, CONTEXT_BYTES + size) for size in (10**9, 10**8))
+    assert roomy.refuse(key, []) is None
+    refused = tight.refuse(key, [])
+    assert refused.status is Status.OOM_PREDICTED
+    assert "sweep.skip_oom" in refused.error
+    assert tight.refuse(key, [Point(key=key, status=Status.OK)]) is None
+
+
+def test_a_trace_leaves_the_settings_of_the_process_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_rng_state()
+    MemoryTrace(config.typed(compose(["model=alexnet", "model.num_classes=2", "gpu=h100", "precision=tf32"])))
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32
+    assert (torch.get_rng_state() == before).all()
+
+
+@pytest.mark.parametrize("wrong", ["execution.compile=default", "gpu.count=2", "model=fake"])
+def test_plans_whose_memory_is_not_traced_are_named(wrong):
+    plan = config.typed(compose(["model=resnet18", "gpu=fake" if wrong == "model=fake" else "gpu=h100", wrong]))
+    with pytest.raises(UserError, match=wrong.replace("default", "")):
+        MemoryTrace(plan)

@@ -1,0 +1,113 @@
+"""Predictions between measured sizes: a Gaussian process against closed formulas, its calibration, and its choices."""
+
+import numpy as np
+import pytest
+
+from perfexp.prediction import gaussian_process, selection, skill
+from perfexp.prediction.conformal import NORMAL_FACTOR, Calibration, calibrate
+from perfexp.prediction.gaussian_process import GRID, Curve, predict
+from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
+
+
+def truth(seed=0, *, noise=0.01, jump=None, group="model"):
+    random, side = np.random.default_rng(seed), np.linspace(224, 512, 100).round()
+    values = (0.3 + 0.7 * side**2 / 512**2) * np.exp(noise * random.standard_normal(100))
+    if jump:
+        values *= np.where(np.arange(100) >= 50, jump, 1.0)
+    x = np.column_stack([2 * np.log(side), np.zeros(100)])
+    return Truth(name=str(seed), group=group, x=x, values=values, errors=np.full(100, 0.001))
+
+
+def test_the_prediction_of_one_grid_point_is_that_of_the_textbook(monkeypatch):
+    monkeypatch.setattr(gaussian_process, "GRID", GRID[100:101])
+    smooth, length, lasting, white = GRID[100]
+    random = np.random.default_rng(3)
+    x, y, at = random.random((5, 1)), random.random(5), np.array([[0.4]])
+    one = predict(Curve(x=x, y=y, errors=np.full(5, 0.02)), at)
+
+    def kernel(a, b):
+        distance = abs(a - b.T)
+        matern = (1 + np.sqrt(3) * distance / length) * np.exp(-np.sqrt(3) * distance / length)
+        return smooth**2 * matern + lasting**2 * np.exp(-distance / 0.3) + 100 + 9 * a @ b.T
+
+    covariance = kernel(x, x) + np.eye(5) * (0.02**2 + white**2)
+    gain = kernel(at, x) @ np.linalg.inv(covariance)
+    assert one.mean == pytest.approx(y.mean() + gain @ (y - y.mean()))
+    variance = kernel(at, at) + white**2 - gain @ kernel(x, at) + 0.02**2
+    assert one.deviation == pytest.approx(np.sqrt(variance).ravel())
+
+
+def test_intervals_of_noise_stairs_and_kernel_changes_hold_the_truth_in_nine_of_ten_cases():
+    others = [truth(seed, group="other") for seed in range(100, 104)]
+    calibration = calibrate([other.curve(other.campaign(12, 0.0)) for other in others])
+    covered = []
+    for seed in range(6):
+        one = truth(seed, noise=0.005 * (1 + seed % 4), jump=1.3 if seed % 4 == 0 else None)
+        covered.append(skill.score(one, one.campaign(12, 0.0), calibration)[GAUSSIAN_PROCESS].is_covered.mean())
+    assert 0.83 <= np.mean(covered) <= 0.97
+
+
+def test_one_wild_curve_does_not_calibrate_the_others_alone():
+    curves = [Curve(x=np.linspace(0, 1, 8)[:, None], y=np.zeros(8), errors=np.full(8, 0.01)) for _ in range(4)]
+    assert calibrate([]).factor == NORMAL_FACTOR
+    assert calibrate(curves).factor < 2
+    assert calibrate(curves).curves == 4
+
+
+def test_a_campaign_begins_with_six_sizes_goes_where_it_is_least_sure_and_stops_when_it_is_sure():
+    smooth = truth(noise=0.001)
+    x = selection.scaled(smooth.x, smooth.x)
+    first = selection.initial(x)
+    assert len(first) == 6
+    assert {0, 99} <= set(first)
+    assert len(smooth.campaign(12, 0.03)) < 10
+    tight = smooth.campaign(12, 0.0001)
+    assert len(tight) == 12
+    assert set(first) < set(tight)
+    assert len(truth(noise=0.05).campaign(12, 0.03)) == 12
+
+
+def test_two_phases_are_measured_until_both_are_sure():
+    quiet, loud = truth(noise=0.001), truth(noise=0.05)
+    x = selection.scaled(quiet.x, quiet.x)
+    first = selection.initial(x)
+    curves = [quiet.curve(first), loud.curve(first)]
+    assert selection.following(x, curves[:1], first, target=0.1) is None
+    assert selection.following(x, curves, first, target=0.1) is not None
+    assert selection.following(x, curves, range(100), target=0.03) is None
+
+
+def test_batch_sizes_and_sizes_with_batch_sizes_begin_at_all_corners():
+    batches = selection.coordinates([((224, 224), 2**power) for power in range(8)])
+    assert selection.initial(selection.scaled(batches, batches), 4) == [0, 2, 5, 7]
+    both = selection.coordinates([((side, side), batch) for side in (224, 320, 512) for batch in (1, 4, 16)])
+    assert {0, 2, 6, 8} <= set(selection.initial(selection.scaled(both, both)))
+    one = selection.coordinates([((224, 224), 1)])
+    assert selection.initial(selection.scaled(one, one)) == [0]
+
+
+def test_shuffled_values_leave_no_skill_and_unseen_values_change_no_prediction():
+    one = truth(noise=0.01)
+    random = np.random.default_rng(0)
+    nonsense = Truth(name="", group="", x=one.x, values=random.permutation(one.values), errors=one.errors)
+    chosen = nonsense.campaign(12, 0.0)
+    unseen = np.setdiff1d(np.arange(100), chosen)
+    error = skill.score(nonsense, chosen, Calibration())[GAUSSIAN_PROCESS].errors.mean()
+    guess = np.abs(np.median(nonsense.values[unseen]) / nonsense.values[unseen] - 1).mean()
+    assert error > 0.9 * guess
+    poisoned = nonsense.values.copy()
+    poisoned[unseen] *= 10
+    other = Truth(name="", group="", x=one.x, values=poisoned, errors=one.errors)
+    at = selection.scaled(one.x, one.x)
+    assert (predict(other.curve(chosen), at).mean == predict(nonsense.curve(chosen), at).mean).all()
+
+
+def test_baselines_recover_the_curves_that_they_are_made_for():
+    side = np.linspace(224, 512, 30)
+    x = np.column_stack([2 * np.log(side), np.zeros(30)])
+    line = Truth(name="", group="", x=x, values=0.2 + (side / 512) ** 2, errors=np.full(30, 0.001))
+    scores = skill.score(line, range(0, 30, 3), Calibration())
+    assert scores["linear in pixels"].errors.max() < 1e-9
+    assert scores["scaling model"].errors.max() < 0.01
+    assert scores["nearest"].errors.mean() > scores["log interpolation"].errors.mean() > 0.0
+    assert skill.pooled(list(scores.values()))["coverage"] > 0.5
