@@ -32,6 +32,7 @@ FLOORS = (
     ("tracking",),
     ("orchestration",),
     ("cli", "worker"),
+    ("cluster",),
     ("main",),
     ("commands",),
     ("__main__",),

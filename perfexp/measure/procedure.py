@@ -30,6 +30,7 @@ from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
+from perfexp.host import host_turns
 from perfexp.measure import further_passes, memory_search, training, verdicts
 from perfexp.measure.epochs import Epochs
 from perfexp.measure.times import Times
@@ -74,6 +75,7 @@ class Procedure:
         group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
+        turn: while entered, no other run of a sweep uses the host.
         progress: called with a status line between timed blocks.
         report: called with a line of results, for example of an epoch.
     """
@@ -99,6 +101,7 @@ class Procedure:
     group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
     checkpoint: Callable[[str], Path] | None = None
+    turn: host_turns.Turn = host_turns.free
     progress: Callable[[str], None] = lambda _: None
     report: Callable[[str], None] = lambda _: None
 
@@ -158,10 +161,11 @@ class Procedure:
                 step = graphed(step, self.session, constant=batches.constant)
             self._measure_warmup_memory(point, step)
             self._settle(step)
-            if step.trains and self.epochs:
-                self._train(point, step, self.epochs)
-            else:
-                self.times.whole(point, step.call, on_device=on_device(batches))
+            with self.turn():
+                if step.trains and self.epochs:
+                    self._train(point, step, self.epochs)
+                else:
+                    self.times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += self.device.memory()  # before any further pass

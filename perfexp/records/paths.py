@@ -280,4 +280,6 @@ class SweepPaths(_Folder):
         self.lock = self.root / "sweep.lock"
         self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
+        self.jobs = self.root / "jobs.jsonl"
+        self.job_logs = self.root / "jobs"
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
