@@ -154,7 +154,8 @@ def _state(
     if job is not None and job.is_running:
         return State.running, ""
     if job is not None and job.is_pending:
-        return State.pending, _NEVER if job.is_held_forever else job.reason
+        held = f"; perfexp cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
+        return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
     if entry is not None and job is None and entry.submitted > listed_at and not unreachable:
         return State.pending, "just submitted" if head is None else ""
     if head is not None and head.status is not Status.INTERRUPTED:

@@ -75,7 +75,7 @@ class LocalCampaign:
         numbers = {assignment.number for assignment in unfinished}
         waiting = [run for run in self._runs if run[0].number in numbers]
         free, running = list(self._slots), list[_Process]()
-        sweep_run.paths.job_logs.mkdir(exist_ok=True)
+        sweep_run.paths.make_job_logs()
         sweep_run.announce()
         try:
             while waiting or running:

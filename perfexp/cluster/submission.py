@@ -78,7 +78,7 @@ def request_of(
     if secret := next((text for text in command if credentials.is_masked(text)), None):
         key = secret.partition("=")[0]
         raise UserError(f"{key} has a credential, which a job's script would show; set it in the environment instead.")
-    requests = site.requests(cluster, plan.gpu_name, count=plan.ranks, nodes=int(plan.gpu.get("nodes", 1)))
+    requests = site.requests(cluster, plan.gpu_name, count=plan.ranks)
     return RunRequest(
         assignment=assignment,
         overrides=element.overrides_of(command, sends=sends),
@@ -97,7 +97,7 @@ def submit(
         sweep: identity of the sweep.
         dependency: options of sbatch that make the arrays wait for other jobs.
     """
-    paths.job_logs.mkdir(exist_ok=True)
+    paths.make_job_logs()
     paths.claim(paths.jobs)
     most = slurm.max_array_size()
     for group in _alike(runs):
@@ -137,7 +137,7 @@ def _chunks(runs: Sequence[RunRequest], most: int) -> Iterator[Sequence[RunReque
 
 def _options(runs: Sequence[RunRequest], paths: SweepPaths, sweep: str, settings: SlurmSettings) -> list[str]:
     running = f"%{settings.max_running}" if settings.max_running else ""
-    logs = str(paths.job_logs / "%A_%a").replace("\\", "\\\\")
+    logs = f"{str(paths.job_logs).replace('%', '%%')}/%A_%a"
     return [
         *runs[0].requests,
         f"--job-name={jobs_file.job_name(sweep)}",

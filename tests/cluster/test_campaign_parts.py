@@ -227,6 +227,14 @@ def test_gpus_of_a_machine_are_all_some_or_refused(monkeypatch):
         local_queue.slots("all")
 
 
+def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text("0-3,8\n")
+    monkeypatch.setattr(local_queue.os, "sched_getaffinity", lambda process: {1, 2, 3, 8, 9})
+    assert local_queue._cores("0000:1b:00.0", tmp_path) == {1, 2, 3, 8}
+    assert local_queue._cores("0000:1c:00.0", tmp_path) == frozenset()
+
+
 def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
     monkeypatch.setattr(local_queue, "subprocess", forking.forking)
     fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
