@@ -138,7 +138,9 @@ class _Application:
             return
         settings = HydraConfig.get()
         if self._campaign is None:
+            self._is_refused = True  # for the runs to come, unless this one succeeds
             self._campaign = campaign_of(settings.launcher, is_sweep=settings.mode == RunMode.MULTIRUN)
+            self._is_refused = False
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
         self.console = Console(quiet=composed.quiet)

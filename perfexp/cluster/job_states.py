@@ -98,22 +98,24 @@ class _RecordHead(msgspec.Struct):
 
 def states(sweep: Sweep, folder: Path) -> list[RunState]:
     """Return the state of each run of a sweep that was submitted, in the order of the runs."""
-    entries = jobs_file.load(SweepPaths(folder))
+    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
     try:
         queue, unreachable = slurm.queue(), ""
     except UserError as error:
         queue, unreachable = Queue("", {}), str(error)
+    jobs = {job.job: job for job in queue.jobs.values() if job.name == name}
     ended = {run: _head(path / "record.json", sweep.uid, run) for run, path in _folders(sweep, folder).items()}
     unknown = [
         entry.job
         for run, entry in entries.items()
-        if entry.job not in queue.jobs and ((head := ended.get(run)) is None or head.status is Status.INTERRUPTED)
+        if entry.job not in jobs and ((head := ended.get(run)) is None or head.status is Status.INTERRUPTED)
     ]
-    accounted = slurm.accounted(unknown) if unknown and not unreachable else {}
+    if unknown and not unreachable:
+        jobs |= slurm.accounted(unknown, name)
     result = []
     for child, path in sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job):
         entry = entries.get(child.job)
-        job = (queue.jobs.get(entry.job) or accounted.get(entry.job)) if entry else None
+        job = jobs.get(entry.job) if entry else None
         state, why = _state(entry, job, ended.get(child.job), path, queue.at, unreachable)
         result.append(
             RunState(
@@ -167,7 +169,8 @@ def _state(
     if job is None:
         if RunPaths(folder).in_use():
             return State.running, ""
-        return State.lost, unreachable or "SLURM does not list its job any more, and it left no record"
+        record = "its record is not complete" if head else "it left no record"
+        return State.lost, unreachable or f"SLURM does not list its job any more, and {record}"
     if job.state == "CANCELLED":
         return State.cancelled, ""
     refusal = run_status.refusal(RunPaths(folder).refusal)

@@ -171,18 +171,20 @@ def _queue_of(content: dict[str, Any]) -> Queue:
     return Queue(content["at"], {job.job: job for job in jobs})
 
 
-def accounted(jobs: Collection[str]) -> dict[str, QueuedJob]:
-    """Return ended jobs and elements from the accounting; none on a site without one."""
+def accounted(jobs: Collection[str], name: str) -> dict[str, QueuedJob]:
+    """Return those of these jobs and elements that have a name, from the accounting; none on a site without one."""
     arrays = sorted({job.partition("_")[0] for job in jobs})
     if not arrays:
         return {}
     try:
-        listed = call("sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList")
+        listed = call("sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,JobName")
     except UserError:
         return {}
     found = {}
     for line in listed.splitlines():
-        job, state, code, node = (*map(untrusted.printable, line.split("|")), "", "", "")[:4]
+        job, state, code, node, job_name = (*map(untrusted.printable, line.split("|", 4)), "", "", "", "")[:5]
+        if job_name != name:  # a cluster that was set up anew starts its numbers again
+            continue
         state = state.split()[0] if state else ""  # "CANCELLED by 1000"
-        found[job] = QueuedJob(job, state, f"exit code {code}" if code not in ("", "0:0") else "", node)
+        found[job] = QueuedJob(job, state, f"exit code {code}" if code not in ("", "0:0") else "", node, name=name)
     return {job: found[job] for job in jobs if job in found}

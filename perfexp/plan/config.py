@@ -302,9 +302,10 @@ def typed(plain: Mapping[str, Any]) -> Plan:
 
 
 def cluster_of(composed: DictConfig) -> schema.Cluster:
-    """Return the cluster of a composed configuration."""
-    cluster = OmegaConf.to_object(composed.cluster)
-    assert isinstance(cluster, schema.Cluster)
+    """Return the cluster of a composed configuration; raises UserError if it has none."""
+    cluster = OmegaConf.to_object(composed.cluster) if composed.get("cluster") else None
+    if not isinstance(cluster, schema.Cluster):
+        raise UserError("hydra/launcher=slurm needs a site: set cluster=NAME.")
     return cluster
 
 

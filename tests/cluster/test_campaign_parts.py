@@ -83,7 +83,9 @@ def campaign(tmp_path, make_record, monkeypatch):
     ]
     monkeypatch.setattr(slurm, "queue", lambda: Queue("2026-01-01T10:30:00+00:00", {job.job: job for job in jobs}))
     accounted = {"7_5": QueuedJob("7_5", "CANCELLED", "", "node2")}
-    monkeypatch.setattr(slurm, "accounted", lambda jobs: {job: accounted[job] for job in jobs if job in accounted})
+    monkeypatch.setattr(
+        slurm, "accounted", lambda jobs, name: {job: accounted[job] for job in jobs if job in accounted}
+    )
     return sweep, tmp_path
 
 
@@ -255,4 +257,7 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm")
     assert code == 2
     assert "is not on the PATH" in printed
+    code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1")
+    assert printed.count("warn_seconds=1") == 1
+    assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
     assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
