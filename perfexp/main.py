@@ -108,7 +108,7 @@ class _Application:
                 folder = self.sweep_run.paths.root if self.sweep_run is not None else self._folder
                 text = "Interrupted before anything was measured."
                 if self._is_left:
-                    text = "Interrupted."
+                    text = f"Interrupted. To continue, repeat the command with output_dir={folder}."
                 elif folder is not None and folder.is_dir():
                     again = shlex.quote(f"resume={folder}")
                     text = f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
