@@ -21,6 +21,8 @@ from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joine
 from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.cluster.element import Element, of_arguments
+from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd
@@ -54,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             application.close()
     codes = set(application.exit_codes)
-    return max(codes - {_NOT_SENT}, default=0) or max(codes, default=0)
+    code = max(codes - {_NOT_SENT}, default=0) or max(codes, default=0)
+    return code if application.element is None else application.element.end(code)
 
 
 def _measure(application: _Application, arguments: list[str]) -> None:
@@ -66,6 +69,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
+        arguments, application.element = of_arguments(arguments)
         arguments, application.offer = with_resumed(arguments)
         application.arguments = arguments
         with limited_jobs(most_jobs):
@@ -82,6 +86,9 @@ class _Application:
         self.arguments: list[str] = []
         self.offer: Offer | None = None
         self.is_dry = self.overwrites = self._is_refused = False
+        self.element: Element | None = None
+        self._campaign: Campaign | None = None
+        self._is_left = False
         self._taken: set[Path] = set()
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
@@ -100,14 +107,16 @@ class _Application:
                 self.exit_codes.append(130)
                 folder = self.sweep_run.paths.root if self.sweep_run is not None else self._folder
                 text = "Interrupted before anything was measured."
-                if folder is not None and folder.is_dir():
+                if self._is_left:
+                    text = f"Interrupted. To continue, repeat the command with output_dir={folder}."
+                elif folder is not None and folder.is_dir():
                     again = shlex.quote(f"resume={folder}")
                     text = f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
                 self.console.error(text)
 
     def close(self) -> None:
-        """Sum up a sweep; an interrupt stops that."""
-        if self.is_dry:
+        """Sum up a sweep; an interrupt stops that, and jobs that have not ended prevent it."""
+        if self.is_dry or self._is_left:
             return
         try:
             if self.sweep_run is not None and not self.sweep_run.close():
@@ -128,8 +137,10 @@ class _Application:
         if self._is_refused:
             return
         settings = HydraConfig.get()
-        if settings.mode == RunMode.MULTIRUN and not str(settings.launcher["_target_"]).endswith("BasicLauncher"):
-            raise UserError("Runs of a sweep are measured one by one on this machine: leave hydra/launcher at basic.")
+        if self._campaign is None:
+            self._is_refused = True  # for the runs to come, unless this one succeeds
+            self._campaign = campaign_of(settings.launcher, is_sweep=settings.mode == RunMode.MULTIRUN)
+            self._is_refused = False
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
         self.console = Console(quiet=composed.quiet)
@@ -146,6 +157,8 @@ class _Application:
                 self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)
+            if self._campaign is not None:
+                self._campaign.add(assignment, config.cluster_of(composed), command)
             if self.sweep_run is not None:
                 self.sweep_run.accept(assignment)
         except Exception as error:
@@ -154,7 +167,8 @@ class _Application:
             if self.sweep_run is not None and not self.is_dry:
                 self.sweep_run.refused(*self._place(self.sweep_run), refusal)
             return
-        if self.is_dry or (settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1):
+        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1
+        if self.is_dry or is_later or self._campaign is not None:
             self._waiting.append(assignment)
             return
         try:
@@ -169,9 +183,12 @@ class _Application:
             self._ended(assignment, record)
 
     def measure_rounds(self) -> None:
-        """Measure the runs of a sweep with several replicates, which are interleaved; or print a dry run."""
+        """Measure the runs of a sweep that others measure, or whose replicates are interleaved; or print a dry run."""
         if self._waiting and self.is_dry:
             dry_run.show(self._waiting, self.sweep_run, self.console)
+        elif self._waiting and self._campaign is not None and self.sweep_run is not None:
+            self._is_left = True
+            self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
         elif self._waiting:
             replicates.measure(self._waiting, self.console, self._ended)
 
@@ -185,6 +202,10 @@ class _Application:
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
         plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
+        if self.element is not None:
+            name, folder = self.element.child.name, self.element.folder
+            self.element.wait_for_folder()
+            return Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership)
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan, name))

@@ -33,6 +33,7 @@ FLOORS = (
     ("tracking",),
     ("orchestration",),
     ("cli", "worker"),
+    ("cluster",),
     ("main",),
     ("commands",),
     ("__main__",),

@@ -28,6 +28,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.plan import config, validation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
+from perfexp.plan.schema import Cluster
 
 #: Hydra's flags without a value.
 _SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
@@ -59,6 +60,18 @@ def compose(arguments: Sequence[str], offer: Offer | None = None) -> dict[str, A
         check_targets(plain, offer)
     validation.check(config.typed(plain))
     return plain
+
+
+def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
+    """Return an option of the group `cluster`; raises UserError for one that does not exist."""
+    results: list[Cluster] = []
+    folder = [f"--config-dir={config_dir}"] if config_dir else []
+    try:
+        arguments = [*folder, f"cluster={name}", "hydra.mode=RUN"]
+        call_with_hydra(arguments, lambda composed: results.append(config.cluster_of(composed)))
+    except FOREIGN_ERRORS as error:
+        raise user_error(error) from error
+    return results[0]
 
 
 def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:

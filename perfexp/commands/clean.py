@@ -28,7 +28,7 @@ _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
 #: Files that a run is made of; everything else can be made from them, or measured again.
 _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
-    *("sweep.json", "multirun.yaml", _MANIFEST, "mlflow.db"),
+    *("sweep.json", "multirun.yaml", "jobs.jsonl", _MANIFEST, "mlflow.db"),
 }
 #: Files that stay whatever is asked for.
 _MEASURED, _UNKNOWN = "that a record is made of", "whose names perfexp does not give"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.overrides import jobs_of
+from perfexp.cluster import job_report, job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
@@ -22,7 +23,7 @@ from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folders
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_status
@@ -105,6 +106,7 @@ class _Group:
     runs: list[Run] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
     not_begun: int = 0
 
 
@@ -151,6 +153,7 @@ def _show(below: _Below, folder: Path, console: Console) -> bool:
         title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
         grid = run_status.matrix(group.runs, pace) if group.runs else None
         console.show_grid(title, grid, not_measured=group.refused)
+        console.show_lines("jobs", group.jobs)
     total = run_status.tally(runs, pace)
     if len(groups) > 1 and runs:
         console.note(f"in all: {total}")
@@ -169,6 +172,10 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         waiting = not_begun(sweep, place, below.runs.values())
         group.runs += waiting or []
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
+        if SweepPaths(place).jobs.exists():
+            states = job_states.states(sweep, place)
+            ended = sum(state.has_ended and state.state is not job_states.State.unsubmitted for state in states)
+            group.jobs += [job_report.counted(states), *job_report.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
         unknown = "; those that have not begun are not counted" if left and waiting is None else ""
@@ -212,7 +219,7 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
     pending: list[Run] = []
     for number, job in enumerate(jobs):
         child = children.get(axes := frozenset(varying.intersection(job)))
-        if axes not in has_begun and (child is None or child.error):
+        if axes not in has_begun and (child is None or child.error or child.status is Status.INTERRUPTED):
             pending.append(_pending(job, own, folder / str(number), child.error if child else None))
     return pending
 

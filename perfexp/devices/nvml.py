@@ -150,6 +150,18 @@ def all_boards() -> dict[str, Any]:
     return {"boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]}
 
 
+def places() -> list[tuple[str, str]]:
+    """UUID and PCI address, as Linux writes it, of each board in the order of the driver; none without a driver."""
+    try:
+        nvml = initialized()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        pairs = [(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    except Exception:  # no library, no driver
+        return []
+    texts = ((uuid, bus.decode() if isinstance(bus, bytes) else bus) for uuid, bus in pairs)
+    return [(str(uuid), str(bus)[-12:].lower()) for uuid, bus in texts]
+
+
 def visible_names() -> list[str] | None:
     """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
 

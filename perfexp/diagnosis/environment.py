@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
-from perfexp.host import repository, untrusted
+from perfexp.host import repository, scheduler, untrusted
 from perfexp.records.diagnostics import Diagnostic
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
@@ -68,6 +68,7 @@ def collect() -> dict[str, Any]:
         "machine": platform.machine(),
         "container": _container(),
         "image": _image(),
+        "job": scheduler.job_facts(),
         "cpu": {
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),

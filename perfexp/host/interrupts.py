@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP, held back while work is in progress that must not be left half done."""
+"""Interrupts: Ctrl-C and the signals that end a process, held back while work must not be left half done."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ class _State:
     Attributes:
         held: whether an interrupt has to wait.
         came: whether an interrupt is waiting.
+        last: number of the latest signal; None before the first.
         receive: descriptor that becomes readable when an interrupt comes; None while signals are not handled.
         send: its other end.
     """
 
     held = False
     came = False
+    last: int | None = None
     receive: int | None = None
     send: int | None = None
 
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, and can be held; main thread only."""
+    """While entered, the signals raise KeyboardInterrupt as Ctrl-C does, and can be held; main thread only."""
     _State.receive, _State.send = os.pipe()
+    _State.last = None
     for descriptor in (_State.receive, _State.send):
         os.set_blocking(descriptor, False)
     previous = {number: signal.signal(number, _arrived) for number in _numbers()}
@@ -71,18 +74,27 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def last() -> int | None:
+    """Return the number of the latest signal that interrupted this process; None before the first."""
+    return _State.last
+
+
 def descriptors() -> list[int]:
     """Return descriptors that become readable when a held interrupt comes, to wait for together with others."""
     return [] if _State.receive is None else [_State.receive]
 
 
 def _numbers() -> list[int]:
-    """The signals that interrupt; SIGHUP is not among them if nohup has it ignored."""
+    """The signals that interrupt; SIGHUP is not among them if nohup has it ignored.
+
+    SIGUSR2 is a cluster's warning before the time limit of a job.
+    """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def _arrived(number: int, frame: FrameType | None) -> None:
+    _State.last = number
     if not _State.held:
         raise KeyboardInterrupt
     if not _State.came and _State.send is not None:

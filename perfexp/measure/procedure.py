@@ -30,6 +30,7 @@ from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
+from perfexp.host import host_turns
 from perfexp.measure import further_passes, memory_search, training, verdicts
 from perfexp.measure.epochs import Epochs
 from perfexp.measure.times import Times
@@ -76,6 +77,7 @@ class Procedure:
         compares_alone: whether several ranks are compared with one (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         trained_weights: file of weights that inference is measured with; None for those that were loaded.
+        turn: while entered, no other run of a sweep uses the host.
         progress: called with a status line between timed blocks.
         report: called with a line about an epoch that has ended, and the point that has it.
     """
@@ -103,6 +105,7 @@ class Procedure:
     compares_alone: bool = False
     checkpoint: Callable[[str], Path] | None = None
     trained_weights: Path | None = None
+    turn: host_turns.Turn = host_turns.free
     progress: Callable[[str], None] = lambda _: None
     report: Callable[[str, Point], None] = lambda _, __: None
 
@@ -162,10 +165,11 @@ class Procedure:
                 step = graphed(step, self.session, constant=batches.constant)
             self._measure_warmup_memory(point, step)
             self._settle(step)
-            if step.trains and self.epochs:
-                self._train(point, step, self.epochs)
-            else:
-                self.times.whole(point, step.call, on_device=on_device(batches))
+            with self.turn():
+                if step.trains and self.epochs:
+                    self._train(point, step, self.epochs)
+                else:
+                    self.times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass

@@ -29,6 +29,7 @@ from perfexp.records.record import (
     read_points,
     timed_key,
 )
+from perfexp.reports import run_status
 from perfexp.reports.progress import Whole
 from perfexp.reports.run_status import median_seconds, seconds_left
 
@@ -90,6 +91,17 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
     if not config.build(plan.profiler).times:  # earlier times count as well
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
     write_atomically(paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json())
+
+
+def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
+    """Whether the folder of a run has its record, and a result for each point that would not be measured again."""
+    try:
+        results = run_status.results(untrusted.read_bytes(paths.points))
+    except (OSError, UserError):
+        return False
+    everything = plan.keys()
+    is_final = (key in results and results[key].status in _FINAL for key in everything)
+    return paths.record.is_file() and all(is_final)
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:

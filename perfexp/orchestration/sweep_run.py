@@ -142,6 +142,24 @@ class SweepRun:
         directory = _relative(self.paths.root, folder)
         return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
 
+    def expect(self, assignments: Sequence[Assignment]) -> None:
+        """Enter runs that other processes are going to measure; those that have ended stay as they are."""
+        entered = {child.job for child in self.sweep.children if child.error is None}
+        new = [run for run in assignments if run.sweep is not None and run.sweep.job not in entered]
+        numbers = {run.number - 1 for run in new}
+        self.sweep.children = [child for child in self.sweep.children if child.job not in numbers]
+        self.sweep.children += [
+            SweepChild(
+                job=run.number - 1,
+                name=run.name,
+                directory=_relative(run.folder, self.paths.root),
+                status=Status.INTERRUPTED,
+                axes=run.sweep.axes if run.sweep else {},
+            )
+            for run in new
+        ]
+        self._write()
+
     def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
         """Enter a run that has ended, with its record or the error that ended it."""
         error = outcome if isinstance(outcome, PerfexpError) else None
@@ -222,7 +240,9 @@ def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def is_measured(argument: str) -> bool:
-    """Whether an override changes the measurement, and not only the place and appearance of output."""
+    """Whether an override changes the measurement, and not only its launcher, and place and appearance of output."""
+    if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
+        return False
     return key_of(argument).split(".")[0] not in plan_file.NOT_MEASURED
 
 

@@ -43,6 +43,14 @@ class DeviceLock(StrEnum):
     fail = "fail"
 
 
+class HostSharing(StrEnum):
+    """What other runs do on this host at the same time; `hydra/launcher=local` sets it."""
+
+    none = "none"
+    turns = "turns"
+    together = "together"
+
+
 @dataclass(kw_only=True)
 class Probes:
     """What is measured besides times.
@@ -122,6 +130,7 @@ class PlanSchema:
     seed: int = 0
     timeout_seconds: float | None = 3600.0
     device_lock: DeviceLock = DeviceLock.wait
+    host_sharing: HostSharing = HostSharing.none
     output_dir: str | None = None
     speed_dir: str | None = None
     stage: str | None = None
@@ -130,6 +139,13 @@ class PlanSchema:
     command: list[str] = field(default_factory=list)
     uid: str | None = None
     format: int = FORMAT
+
+
+@dataclass(kw_only=True)
+class ConfigSchema(PlanSchema):
+    """Everything that users configure: the plan of a run, and the cluster of its job."""
+
+    cluster: Any = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -289,7 +305,7 @@ class Plan(PlanSchema):
 def register(scratch: Path | None = None) -> None:
     """Register the schemas, and the one resolver of config.yaml, the empty folder for Hydra's own files, with Hydra."""
     store = ConfigStore.instance()
-    store.store(group="schema", name="plan", node=PlanSchema)
+    store.store(group="schema", name="plan", node=ConfigSchema)
     for group, name, node in schema.settings():
         store.store(group=group, name=name, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
@@ -312,6 +328,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     if (made := set(targets(plain)) - written) or any("${" in target for _, target in written):
         raise UserError(f"_target_ is honored only if a file spells it out, not by interpolation: {sorted(made)}.")
     plain = credentials.hide(plain)
+    plain.pop("cluster", None)
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
         plain["timeout_seconds"] = None
@@ -335,6 +352,14 @@ def typed(plain: Mapping[str, Any]) -> Plan:
     assert isinstance(plan, PlanSchema)
     sizes, batch_sizes = parse_sizes(plan.input_size), parse_batch_sizes(plan.batch_size)
     return Plan(**vars(plan) | {"input_size": sizes, "batch_size": batch_sizes})
+
+
+def cluster_of(composed: DictConfig) -> schema.Cluster:
+    """Return the cluster of a composed configuration; raises UserError if it has none."""
+    cluster = OmegaConf.to_object(composed.cluster) if composed.get("cluster") else None
+    if not isinstance(cluster, schema.Cluster):
+        raise UserError("hydra/launcher=slurm needs a site: set cluster=NAME.")
+    return cluster
 
 
 def build(node: Any, **extra: Any) -> Any:

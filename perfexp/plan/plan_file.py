@@ -17,7 +17,7 @@ from perfexp.plan.config import FORMAT, Plan, typed
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
     *("profiler", "output_dir", "speed_dir", "export", "compare", "stage", "tracking", "quiet"),
-    *("choices", "command", "uid", "format", "timeout_seconds", "device_lock"),
+    *("choices", "command", "uid", "format", "timeout_seconds", "device_lock", "host_sharing", "cluster"),
 )
 #: Characters of a value that are shown where two plans differ.
 _LONGEST = 200

@@ -46,6 +46,54 @@ class Gpu:
 
 
 @dataclass(kw_only=True)
+class ClusterGpu:
+    """Requests to SLURM for one kind of GPU; those that are set replace the cluster's.
+
+    Attributes:
+        constraint: features of the node, as in `sbatch --constraint`.
+        gres: type in `--gres=TYPE:COUNT`, such as `gpu:l40s`; null for `gpu`, and an empty text for none.
+    """
+
+    constraint: str | None = None
+    gres: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: str | None = None
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU.
+
+    Attributes:
+        time_limit: as in `sbatch --time`: minutes, `HH:MM:SS` or `D-HH:MM:SS`; null for the partition's.
+        cpus_per_gpu: CPUs for each GPU of a run, or for a run without one.
+        memory: memory for each node, as in `sbatch --mem`.
+        modules: modules that a job loads.
+        setup: shell lines that a job runs before perfexp.
+        container: image that apptainer runs perfexp in.
+        scratch: folder on the node for temporary files.
+        options: further options of sbatch.
+        gpus: requests by kind of GPU; an empty mapping accepts every kind, as GRES of that type.
+    """
+
+    name: str = MISSING
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: str | None = None
+    cpus_per_gpu: int | None = None
+    memory: str | None = None
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    container: str | None = None
+    scratch: str | None = None
+    options: list[str] = field(default_factory=list)
+    gpus: dict[str, ClusterGpu] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class ModeSettings:
     """The measured phases, each a node with the code of its calls."""
 
@@ -112,7 +160,7 @@ def settings() -> tuple[tuple[str, str, type], ...]:
     for name, target in TARGETS.items():
         group, _, option = name.partition("/")
         generated.append((f"schema/{group}", option, _settings_class(name, target)))
-    return ("schema", "gpu", Gpu), *generated
+    return ("schema", "gpu", Gpu), ("schema", "cluster", Cluster), *generated
 
 
 def _settings_class(name: str, target: str) -> type:

@@ -117,6 +117,18 @@ DIAGNOSTICS: dict[str, Rule] = {
         "other processes used {load:.1f} of {cores} CPU cores during the measurement",
         "stop other work on this machine, then measure again",
     ),
+    "shared_node": _warning(
+        "other jobs had {gpus} GPUs and {cpus} CPUs of node {node} when the measurement started",
+        "read `latency` and `throughput` as upper and lower bounds; hydra.launcher.exclusive=true requests whole nodes",
+    ),
+    "shared_host": _warning(
+        "other runs were measured on the other devices of this host at the same time",
+        "compare `device` only; hydra.launcher.exclusive=true measures latency and throughput one run at a time",
+    ),
+    "moved": _warning(
+        "after a restart of its job, the run went on with another device of the same kind: {changes}",
+        "measure again for points of one device (another output_dir)",
+    ),
     "shared_device": _warning("{evidence}", "measure when nobody else uses the device"),
     "clock_moved": _warning(
         "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",

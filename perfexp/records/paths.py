@@ -283,4 +283,12 @@ class SweepPaths(_Folder):
         self.lock = self.root / "sweep.lock"
         self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
+        self.jobs = self.root / "jobs.jsonl"
+        self.job_logs = self.root / "jobs"
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
+
+    def make_job_logs(self) -> None:
+        """Make the folder of the output of jobs; raises `UserError` for a link, which may lead anywhere."""
+        if self.job_logs.is_symlink():
+            raise UserError(f"{self.job_logs} is a link: output is written into real folders only. Remove it.")
+        self.job_logs.mkdir(exist_ok=True)

@@ -24,6 +24,12 @@ def measure_cold_start(
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
     emit.point(key)
     point, bench = Point(key=key, status=Status.OK), Workbench(plan, paths, emit)
+    with bench.sharing_host(), bench.turn():
+        _measure(bench, point, watch)
+
+
+def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
+    plan, paths, emit, key = bench.plan, bench.paths, bench.emit, point.key
     with watching_the_host(point):
         watch.restart()
         config.locate(plan.model)

@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             emit("memory", answer=peak_memory(plan, emit))
         else:
             measure = points.dissect_points if arguments.what == "layers" else points.measure_points
-            with Workbench(plan, paths, emit).opened() as procedure:
+            bench = Workbench(plan, paths, emit)
+            with bench.sharing_host(), bench.opened() as procedure:
                 measure(procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)

@@ -17,7 +17,7 @@ import msgspec
 from perfexp.devices import Device, lock
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import gpu_sheets
+from perfexp.host import gpu_sheets, host_turns
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config
 from perfexp.records import diagnostics, units
@@ -50,6 +50,17 @@ class Workbench:
 
     def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events) -> None:
         self.plan, self.paths, self.emit = plan, paths, emit
+        self.turn: host_turns.Turn = host_turns.free
+
+    @contextmanager
+    def sharing_host(self) -> Iterator[None]:
+        """While entered, this process takes turns with the other runs of a sweep, if the plan sets that."""
+        if self.plan.host_sharing is not config.HostSharing.turns:
+            yield
+            return
+        with host_turns.joined(waiting=lambda text: self.emit("block", text=text, patient=True)) as turn:
+            self.turn = turn
+            yield
 
     @contextmanager
     def opened(self, *, profiled: bool = False) -> Iterator[Procedure]:
@@ -174,6 +185,7 @@ class Workbench:
                 "checks_outputs": plan.probes.correctness,
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
+                "turn": self.turn,
                 "checkpoint": self._checkpoint,
                 "trained_weights": self.trained_weights() if plan.infers_trained else None,
                 "progress": lambda text: self.emit("block", text=text),
@@ -211,14 +223,19 @@ class Workbench:
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
-        """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
+        """Write the facts of this process, and `further` diagnostics with its own, to the environment file.
+
+        Earlier diagnostics stay.
 
         Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
         device and session are written in any case.
         """
         facts = {**self._facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
-        own = (*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *further)
+        own = (
+            *(*self.device.doubts(), *self.session.doubts(), *self._data_doubts()),
+            *(*self._of_host(facts), *further),
+        )
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")
@@ -227,6 +244,10 @@ class Workbench:
         problems = list(getattr(self.data, "problems", ()))
         files = units.counted(len(problems), "file")
         return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
+
+    def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
+        is_shared = self.plan.host_sharing is config.HostSharing.together
+        return [*([diagnostics.make("shared_host")] if is_shared else []), *_of_node(facts)]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
@@ -240,14 +261,18 @@ class Workbench:
         path = self.paths.environment
         if not path.exists() or not read_points(self.paths.points):
             return []
-        before, diagnostics = environment.load(path)
-        changed = [f"{name}: {old} → {new}" for name, old, new in environment.differences(before, facts)]
+        before, earlier = environment.load(path)
+        differences = environment.differences(before, facts)
+        changed = [f"{name}: {old} → {new}" for name, old, new in differences]
+        if changed and facts.get("job") and {name for name, _, _ in differences} == {"device.uuid"}:
+            # a job that is queued again may get another GPU of the same node or kind
+            return [*earlier, diagnostics.make("moved", changes=f"{'; '.join(changed)} on {facts.get('host')}")]
         if changed:
             raise UserError(
                 f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
                 "Choose another output_dir: a record holds one environment."
             )
-        return diagnostics
+        return earlier
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
@@ -261,6 +286,15 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
         if name := gpu_sheets.matching(files, device.name):
             facts = files[name].facts
     return facts.peak_flops_per_second or (None if device.kind == "cpu" else {})
+
+
+def _of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
+    """Return the diagnostic of a node whose other GPUs or CPUs belong to other jobs of a cluster."""
+    others = (facts.get("job") or {}).get("others") or {}
+    if not any(others.values()):
+        return []
+    node = facts["job"].get("node", "?")
+    return [diagnostics.make("shared_node", node=node, gpus=others["gpus"], cpus=others["cpus"])]
 
 
 def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:

@@ -1,0 +1,1 @@
+"""Hydra's launchers of perfexp; Hydra accepts classes of this namespace only."""

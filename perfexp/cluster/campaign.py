@@ -1,0 +1,132 @@
+"""Campaign: a sweep whose runs are jobs of SLURM: submitted, waited for, collected."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfexp.cluster import gate, job_report, job_states, slurm, submission
+from perfexp.cluster.job_states import RunState, State
+from perfexp.cluster.submission import RunRequest, SlurmSettings
+from perfexp.errors import PerfexpError, UserError
+from perfexp.orchestration.preparation import Assignment, is_finished
+from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.plan import config
+from perfexp.plan.schema import Cluster
+from perfexp.records import units
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
+from perfexp.tracking import Tracker, store
+
+Ended = Callable[[Assignment, Record | PerfexpError], None]
+
+
+class SlurmCampaign:
+    """Runs of a sweep that become jobs, by the launcher's node; raises UserError for settings out of range."""
+
+    def __init__(self, launcher: Mapping[str, Any]) -> None:
+        self._settings = SlurmSettings.of_node(launcher)
+        self._requests: list[RunRequest] = []
+
+    def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
+        """Take a run of the sweep; raises UserError if it can't be a job."""
+        sends = not _is_sent_later(config.build(assignment.plan.tracking))
+        self._requests.append(submission.request_of(assignment, command, cluster, self._settings, sends=sends))
+
+    def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+        """Submit what is neither finished nor queued; returns whether every run has ended.
+
+        `ended` is called with each run that has. After an interrupt the jobs stay in the queue.
+        """
+        sweep_run.expect([request.assignment for request in self._requests])
+        left = enter_finished([request.assignment for request in self._requests], console, ended)
+        numbers = {assignment.number for assignment in left}
+        waiting = [request for request in self._requests if request.assignment.number in numbers]
+        try:
+            self._submit(waiting, sweep_run, console)
+            if not self._settings.wait:
+                self._hand_over(sweep_run, console)
+                return not waiting
+            return self._wait(waiting, sweep_run, console, ended)
+        except KeyboardInterrupt:
+            console.note("The jobs stay in the queue.")
+            self._hand_over(sweep_run, console)
+            raise
+
+    def _submit(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console) -> None:
+        states = {state.run: state for state in job_states.states(sweep_run.sweep, sweep_run.paths.root)}
+        is_queued = {run: state.job != "" and not state.has_ended for run, state in states.items()}
+        new = [run for run in runs if not is_queued.get(run.assignment.number - 1)]
+        if len(new) < len(runs):
+            console.note(f"{units.counted(len(runs) - len(new), 'run')} in the queue already")
+        dependency = gate.dependency(self._settings.after) if new else []
+        if dependency:
+            console.note(f"after {self._settings.after}: {dependency[0].removeprefix('--dependency=')}")
+        for job, chunk in submission.submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, dependency):
+            console.note(f"job {job}: {units.counted(len(chunk), 'run')} on gpu={chunk[0].kind}")
+
+    def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
+        folder = shlex.quote(str(sweep_run.paths.root))
+        lines = [f"perfexp status {folder}", f"perfexp cancel {folder}"]
+        if any(_is_sent_later(config.build(request.assignment.plan.tracking)) for request in self._requests):
+            lines.append(f"perfexp log {folder}")
+        console.show_lines("to follow, to cancel, and to send the results", lines)
+
+    def _wait(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+        """Enter each run when its job has ended."""
+        left = {run.assignment.number - 1: run for run in runs}
+        shown = ""
+        while left:
+            states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
+            for state in states:
+                if state.run in left and state.has_ended:
+                    self._collect(left.pop(state.run), state, console, ended)
+            text = job_report.counted(states)
+            if text != shown:
+                console.note(text)
+                shown = text
+            if left:
+                time.sleep(slurm.QUEUE_SECONDS)
+        return True
+
+    def _collect(self, run: RunRequest, state: RunState, console: Console, ended: Ended) -> None:
+        assignment = run.assignment
+        try:
+            record = Record.load(assignment.folder)
+        except UserError:
+            record = None
+        if record is None or state.state not in (State.done, State.failed):
+            why = f": {state.why}" if state.why else ""
+            text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp job-output {assignment.folder})"
+            ended(assignment, PerfexpError(text))
+            return
+        tracker = config.build(assignment.plan.tracking)
+        if _is_sent_later(tracker):
+            try:
+                tracker.publish(record, assignment.folder)
+            except PerfexpError as error:
+                assignment.is_sent = False
+                console.error(str(error))
+        ended(assignment, record)
+
+
+def enter_finished(assignments: Sequence[Assignment], console: Console, ended: Ended) -> list[Assignment]:
+    """Return the runs that are not finished, after calling `ended` with the others."""
+    left = []
+    for assignment in assignments:
+        if is_finished(RunPaths(assignment.folder), assignment.plan):
+            ended(assignment, Record.load(assignment.folder))
+        else:
+            left.append(assignment)
+    if finished := len(assignments) - len(left):
+        console.note(f"{units.counted(finished, 'run')} finished already")
+    return left
+
+
+def _is_sent_later(tracker: Tracker) -> bool:
+    """Whether the store is a file, which jobs on several nodes must not write to."""
+    uri = tracker.settings.get("uri")
+    return uri is not None and store.database(uri) is not None

@@ -1,0 +1,53 @@
+"""Launchers: who measures the runs of a sweep, by the option of hydra/launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from perfexp.cluster.campaign import SlurmCampaign
+from perfexp.cluster.local_queue import LocalCampaign
+from perfexp.errors import PerfexpError, UserError
+from perfexp.orchestration.preparation import Assignment
+from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.plan.schema import Cluster
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
+
+_ROOM = "hydra_plugins.perfexp_launchers.launchers."
+
+
+class Campaign(Protocol):
+    """The runs of a sweep that processes of their own measure."""
+
+    def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
+        """Take a run of the sweep, with its overrides as typed; raises UserError if it can't be measured so."""
+
+    def measure(
+        self, sweep_run: SweepRun, console: Console, ended: Callable[[Assignment, Record | PerfexpError], None]
+    ) -> bool:
+        """Have all runs measured; returns whether every run has ended. `ended` is called with each that has."""
+
+
+def campaign_of(launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
+    """Return what measures the runs, by the node of Hydra's launcher; None for this process.
+
+    Raises UserError for a launcher that perfexp does not know, or settings out of range.
+    """
+    target = str(launcher["_target_"])
+    if target.endswith(".BasicLauncher"):
+        return None
+    kinds: dict[str, Callable[[Mapping[str, Any]], Campaign]] = {
+        f"{_ROOM}SlurmLauncher": SlurmCampaign,
+        f"{_ROOM}LocalLauncher": LocalCampaign,
+    }
+    if target not in kinds:
+        if not is_sweep:
+            return None
+        raise UserError(
+            "Runs of a sweep are measured one by one on this machine: leave hydra/launcher at basic. For jobs of a "
+            "cluster choose hydra/launcher=slurm, for several GPUs hydra/launcher=local."
+        )
+    if not is_sweep:
+        raise UserError("hydra/launcher is for the runs of a sweep: add -m.")
+    return kinds[target](launcher)

@@ -1,0 +1,94 @@
+"""Site check: what SLURM's nodes offer for each kind of GPU, and whether perfexp starts on one of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfexp.cluster import site, slurm
+from perfexp.cluster.slurm import Node
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.host.process import python_command
+from perfexp.plan.schema import Cluster
+
+#: States of nodes that run jobs, in short form; any other one but `idle` runs none.
+_BUSY = ("alloc", "mix", "comp", "plnd", "resv")
+#: The job that shows whether perfexp starts: it imports what a worker imports, and prints host and versions.
+_IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__version__, torch.__version__)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Nodes with a kind of GPU: all, idle, partly or wholly in use, and the others, which are down or drained."""
+
+    kind: str
+    requests: Sequence[str]
+    nodes: int
+    idle: int
+    busy: int
+
+    @property
+    def others(self) -> int:
+        """Number of nodes that run nothing and start nothing."""
+        return self.nodes - self.idle - self.busy
+
+
+def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
+    """Return what the nodes offer for each kind that the cluster maps, or of those given if it maps none."""
+    nodes = slurm.nodes()
+    chosen = list(cluster.gpus) or [kind for kind in kinds if _has_type(nodes, kind)]
+    return [_offer(cluster, kind, nodes) for kind in chosen]
+
+
+def _has_type(nodes: Sequence[Node], kind: str) -> bool:
+    return any(re.search(rf"\bgpu:{re.escape(kind)}\b", node.gres) for node in nodes)
+
+
+def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
+    requests = site.requests(cluster, kind)
+    pairs = (text.partition("=") for text in requests)
+    options = {name.lstrip("-"): value for name, _, value in pairs}
+    states = {node.name: node.state for node in nodes if _fits(node, options)}
+    return Offer(
+        kind=kind,
+        requests=requests,
+        nodes=len(states),
+        idle=sum(state == "idle" for state in states.values()),
+        busy=sum(state.startswith(_BUSY) for state in states.values()),
+    )
+
+
+def _fits(node: Node, options: Mapping[str, str]) -> bool:
+    """Whether a node has the partition, the features and the GRES; of alternatives (`a|b`) one feature suffices."""
+    gres, constraint = options.get("gres", "").rpartition(":")[0], options.get("constraint", "")
+    features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
+    has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)
+    return (
+        options.get("partition", node.partition) == node.partition
+        and (has_features or not features)
+        and (not gres or re.search(rf"\b{re.escape(gres)}\b", node.gres) is not None)
+    )
+
+
+def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
+    """Run one tiny job and return its line; raises UserError if it does not start in time, or perfexp does not."""
+    python = shlex.join([*site.prefix(cluster), *python_command("perfexp")[:-2], "-c", _IMPORTS])
+    script = "\n".join([*site.preparation(cluster), f"exec {python}"])
+    command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *site.requests(cluster, kind)]
+    try:
+        done = subprocess.run(
+            [*command, "bash", "-c", script], capture_output=True, text=True, timeout=seconds + 120, check=False
+        )
+    except FileNotFoundError as error:
+        raise UserError("srun is not on the PATH: run this on a machine that submits to SLURM.") from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the job for gpu={kind} did not end in time; see squeue") from error
+    output = done.stdout if done.returncode == 0 else done.stderr or done.stdout
+    last = untrusted.printable((output.strip().splitlines() or ["no output"])[-1])
+    if done.returncode:
+        raise UserError(f"the job for gpu={kind} failed: {last}")
+    return last

@@ -1,0 +1,75 @@
+"""Scheduler: the job of SLURM in which this process runs, and who else uses its node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+#: Limit on a question to the controller, which delays a measurement.
+_PATIENCE_SECONDS = 10.0
+#: Facts of a job by the variable that SLURM sets.
+_VARIABLES = {
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+    "qos": "SLURM_JOB_QOS",
+    "nodes": "SLURM_JOB_NODELIST",
+    "node": "SLURMD_NODENAME",
+    "gpus": "SLURM_JOB_GPUS",
+}
+
+
+def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the job, or element of an array, of this process; None outside of SLURM."""
+    if array := environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    return environ.get("SLURM_JOB_ID")
+
+
+def job_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """Return the identity of the job, what it requested, and the use of its node by other jobs; None outside of one.
+
+    `others` has CPUs and GPUs of the node that other jobs had at this moment; None if SLURM does not say.
+    """
+    identifier = job_id(environ)
+    if identifier is None:
+        return None
+    facts: dict[str, Any] = {name: environ[key] for name, key in _VARIABLES.items() if environ.get(key)}
+    facts = {"scheduler": "slurm", "id": identifier, **facts, "restarts": int(environ.get("SLURM_RESTART_COUNT", 0))}
+    job = _shown("job", environ["SLURM_JOB_ID"])
+    facts |= {
+        name: value
+        for name, key in (("constraint", "Features"), ("gres", "TresPerNode"), ("time_limit", "TimeLimit"))
+        if (value := job.get(key)) not in (None, "", "(null)")
+    }
+    return {**facts, "others": _others(environ)}
+
+
+def _others(environ: Mapping[str, str]) -> dict[str, int] | None:
+    node = _shown("node", environ.get("SLURMD_NODENAME", ""))
+    own_cpus = environ.get("SLURM_CPUS_ON_NODE", "")
+    if not node.get("CPUAlloc", "").isdigit() or not own_cpus.isdigit():
+        return None
+    own_gpus = len([index for index in environ.get("SLURM_JOB_GPUS", "").split(",") if index])
+    allocated = re.search(r"gres/gpu=(\d+)", node.get("AllocTRES", ""))
+    gpus = int(allocated[1]) if allocated else _used(node.get("GresUsed", ""))
+    return {"cpus": max(0, int(node["CPUAlloc"]) - int(own_cpus)), "gpus": max(0, gpus - own_gpus)}
+
+
+def _used(gres: str) -> int:
+    """Number of GPUs in `gpu:l40s:2(IDX:0-1)`."""
+    return sum(int(number) for number in re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", gres))
+
+
+def _shown(kind: str, name: str) -> dict[str, str]:
+    """Return the fields that `scontrol show` prints of a job or node; none if it can't be asked."""
+    try:
+        command = ["scontrol", "--oneliner", "--details", "show", kind, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (word.partition("=") for word in done.stdout.split())
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,263 @@
+"""Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
+
+import threading
+import time
+
+import pytest
+
+from perfexp.cluster import gate, job_report, job_states, jobs_file, local_queue, site, site_check, slurm, submission
+from perfexp.cluster.jobs_file import SubmittedRun
+from perfexp.cluster.slurm import Queue, QueuedJob
+from perfexp.cluster.submission import SlurmSettings
+from perfexp.commands import run as command
+from perfexp.errors import UserError
+from perfexp.host import host_turns, locks, scheduler
+from perfexp.plan.schema import Cluster, ClusterGpu
+from perfexp.records.paths import SweepPaths
+from perfexp.records.record import Record, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
+from tests import forking
+
+EARLIER, LATER = "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:00+00:00"
+
+
+def test_a_kind_of_gpu_becomes_what_the_site_calls_it():
+    default = Cluster(name="default")
+    assert site.requests(default, "l40s") == ["--gres=gpu:l40s:1"]
+    assert site.requests(default, "cpu") == []
+    gpus = {"l40s": ClusterGpu(constraint="gpul40s"), "h100": ClusterGpu(gres="gpu:hopper", partition="big")}
+    own = Cluster(name="own", partition="gpu", time_limit="60", cpus_per_gpu=8, options=["--nice"], gpus=gpus)
+    assert site.requests(own, "l40s", count=2) == [
+        *("--partition=gpu", "--time=60", "--constraint=gpul40s", "--gres=gpu:2", "--cpus-per-task=16", "--nice"),
+    ]
+    assert "--partition=big" in site.requests(own, "h100")
+    with pytest.raises(UserError, match=r"no entry gpus.l40\. Did you mean l40s"):
+        site.requests(own, "l40")
+    with pytest.raises(UserError, match="name the kind"):
+        site.requests(default, "auto")
+
+
+@pytest.mark.parametrize(
+    ("node", "wrong"),
+    [
+        ({"warn_seconds": 5}, "warn_seconds=5"),
+        ({"warn_seconds": True}, "warn_seconds=True"),
+        ({"max_running": 0}, "max_running=0"),
+        ({"wait": "no"}, "wait=no"),
+    ],
+)
+def test_settings_out_of_range_are_refused(node, wrong):
+    with pytest.raises(UserError, match=wrong):
+        SlurmSettings.of_node(node)
+
+
+def test_long_sweeps_are_cut_to_the_size_of_an_array():
+    assert [len(chunk) for chunk in submission._chunks(range(2000), 1001)] == [1001, 999]
+
+
+@pytest.fixture
+def campaign(tmp_path, make_record, monkeypatch):
+    """A sweep of eight runs in all states, and the answers of SLURM's commands."""
+    children = [
+        SweepChild(job=number, name=f"run{number}", directory=f"{number}", status=Status.INTERRUPTED)
+        for number in range(9)
+    ]
+    sweep = Sweep(uid="s", name="batch_size", started=EARLIER, children=children, jobs=9)
+    (tmp_path / "sweep.json").write_bytes(sweep.to_json())
+    for number, failing in ((0, None), (1, {224: Status.FAILED})):
+        record = make_record(failing=failing)
+        (tmp_path / str(number)).mkdir()
+        membership = {"uid": "s", "job": number, "directory": ".."}
+        content = record.to_json().replace(b'"sweep": null', f'"sweep": {membership}'.replace("'", '"').encode())
+        (tmp_path / str(number) / "record.json").write_bytes(content)
+        assert Record.load(tmp_path / str(number)).sweep.job == number
+    entries = [
+        SubmittedRun(run=number, job=f"7_{number}", gpu="l40s", submitted=EARLIER, log="x") for number in range(7)
+    ]
+    entries.append(SubmittedRun(run=7, job="8_0", gpu="l40s", submitted=LATER, log="x"))
+    jobs_file.append(SweepPaths(tmp_path), entries)
+    jobs = [
+        QueuedJob("7_2", "RUNNING", "None", "node1", "59:00", "perfexp-s"),
+        QueuedJob("7_3", "PENDING", "Resources", "", "", "perfexp-s"),
+        QueuedJob("7_4", "TIMEOUT", "TimeLimit", "node1", "", "perfexp-s"),
+    ]
+    monkeypatch.setattr(slurm, "queue", lambda: Queue("2026-01-01T10:30:00+00:00", {job.job: job for job in jobs}))
+    accounted = {"7_5": QueuedJob("7_5", "CANCELLED", "", "node2")}
+    monkeypatch.setattr(
+        slurm, "accounted", lambda jobs, name: {job: accounted[job] for job in jobs if job in accounted}
+    )
+    return sweep, tmp_path
+
+
+def test_states_join_records_queue_and_accounting(campaign):
+    sweep, folder = campaign
+    states = job_states.states(sweep, folder)
+    assert [str(state.state) for state in states] == [
+        *("done", "failed", "running", "pending", "failed", "cancelled", "lost", "pending", "not submitted"),
+    ]
+    assert states[1].why.startswith("CUDA out of memory")
+    assert (states[2].node, states[2].left) == ("node1", "59:00")
+    assert (states[3].why, states[4].why) == ("Resources", "reached its time limit")
+    assert states[7].why == "just submitted"
+    assert job_report.counted(states) == (
+        "1 done, 1 running, 2 pending, 2 failed, 1 cancelled, 1 lost, 1 not submitted"
+    )
+    lines = list(job_report.lines(states))
+    assert "run 2 run2: running as job 7_2 on node1, 59:00 left" in lines
+    assert "1 run of job 7 pending: Resources" in lines
+
+
+def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
+    sweep, folder = campaign
+    with pytest.raises(UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"):
+        gate.dependency(folder)
+    sweep.children = [child for child in sweep.children if child.job in (0, 2, 3)]
+    (folder / "sweep.json").write_bytes(sweep.to_json())
+    assert gate.dependency(folder) == ["--dependency=afterok:7_2:7_3"]
+    sweep.children = sweep.children[:1]
+    (folder / "sweep.json").write_bytes(sweep.to_json())
+    assert gate.dependency(folder) == []
+    assert gate.dependency("12,13_4") == ["--dependency=afterok:12:13_4"]
+    with pytest.raises(UserError, match="no sweep of a stage"):
+        gate.dependency("nowhere")
+
+
+def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monkeypatch, capsys):
+    _, folder = campaign
+    calls = []
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
+    with (folder / "jobs.jsonl").open("ab") as file:
+        file.write(b'{"run":8,"job":"1 --me","gpu":"x","submitted":"","log":"../../x"}\n')
+    assert command(["cancel", str(folder), "--run", "2"]) == 0
+    assert calls[0][:2] == ("scancel", "--name=perfexp-s")
+    assert calls[0][3:] == ("7_2",)
+    assert "1 job cancelled" in capsys.readouterr().out
+    assert command(["cancel", str(folder), "--run", "12"]) == 2
+
+
+def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
+    _, folder = campaign
+    SweepPaths(folder).job_logs.mkdir()
+    entry = SubmittedRun(run=2, job="7_2", gpu="x", submitted=EARLIER, log="../../7_2")
+    jobs_file.append(SweepPaths(folder), [entry])
+    (folder / "jobs" / "7_2.out").write_text("hello\x1b[2J")
+    assert command(["job-output", str(folder / "2")]) == 0
+    assert "hello?[2J" in capsys.readouterr().out
+    assert command(["job-output", str(folder)]) == 2
+
+
+def test_the_queue_is_listed_once_for_all_processes_of_ten_seconds(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path))
+    monkeypatch.setattr(slurm, "QUEUE_SECONDS", 10.0)
+    calls = []
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|name|x\n")
+    first, second = slurm.queue(), slurm.queue()
+    assert first == second
+    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x")
+    assert len(calls) == 1
+
+
+def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
+    listed = "a|gpu*|idle|gpul40s|gpu:l40s:4(S:0-1)\nb|gpu*|mix-|gpul40s,x|gpu:l40s:4\nc|cpu|drain*|(null)|(null)\n"
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
+    gpus = {
+        "l40s": ClusterGpu(constraint="gpul40s"),
+        "h100": ClusterGpu(constraint="gpuh100|x"),
+        "cpu": ClusterGpu(gres=""),
+    }
+    found = site_check.offers(Cluster(name="own", gpus=gpus), [])
+    assert [(offer.kind, offer.nodes, offer.idle, offer.busy, offer.others) for offer in found] == [
+        *(("l40s", 2, 1, 1, 0), ("h100", 1, 0, 1, 0), ("cpu", 3, 1, 1, 1)),
+    ]
+    assert [offer.kind for offer in site_check.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
+
+
+def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
+    shown = {
+        "job": "JobId=7 Features=gpul40s TresPerNode=gres:gpu:1 TimeLimit=00:10:00",
+        "node": "NodeName=n1 CPUAlloc=12 AllocTRES=cpu=12,gres/gpu=3 GresUsed=gpu:l40s:3(IDX:0-2)",
+    }
+    monkeypatch.setattr(scheduler, "_shown", lambda kind, name: dict(w.split("=", 1) for w in shown[kind].split()))
+    variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURMD_NODENAME": "n1"}
+    variables |= {"SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "1"}
+    facts = scheduler.job_facts(variables)
+    assert facts["id"] == "7_2"
+    assert facts["constraint"] == "gpul40s"
+    assert facts["others"] == {"cpus": 8, "gpus": 2}
+    assert scheduler.job_facts({}) is None
+
+
+def test_a_turn_begins_when_all_others_pause_and_nobody_deadlocks(monkeypatch, tmp_path):
+    """Each of four threads records who is at work; in a turn it is alone."""
+    monkeypatch.setattr(locks, "TEMPORARY", tmp_path)
+    at_work, alone, lock = set(), [], threading.Lock()
+
+    def work(name):
+        with host_turns.joined(waiting=lambda text: None) as turn:
+            for _ in range(5):
+                with lock:
+                    at_work.add(name)
+                time.sleep(0.001)
+                with lock:
+                    at_work.discard(name)
+                with turn(), lock:
+                    alone.append(not at_work)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert alone == [True] * 20
+
+
+def test_gpus_of_a_machine_are_all_some_or_refused(monkeypatch):
+    boards = [("GPU-a", "0000:1b:00.0"), ("GPU-b", "0000:1c:00.0")]
+    monkeypatch.setattr(local_queue.nvml, "places", lambda: boards)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [slot.visible for slot in local_queue.slots("all")] == ["GPU-a", "GPU-b"]
+    assert [slot.visible for slot in local_queue.slots([1])] == ["GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [slot.visible for slot in local_queue.slots("all")] == ["GPU-b"]
+    for wrong in (0, "some", True, [], 2):
+        with pytest.raises(UserError, match=r"hydra\.launcher\.gpus="):
+            local_queue.slots(wrong)
+    monkeypatch.setattr(local_queue.nvml, "places", list)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UserError, match="the NVIDIA driver lists no GPU"):
+        local_queue.slots("all")
+
+
+def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text("0-3,8\n")
+    monkeypatch.setattr(local_queue.os, "sched_getaffinity", lambda process: {1, 2, 3, 8, 9})
+    assert local_queue._cores("0000:1b:00.0", tmp_path) == {1, 2, 3, 8}
+    assert local_queue._cores("0000:1c:00.0", tmp_path) == frozenset()
+
+
+def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
+    monkeypatch.setattr(local_queue, "subprocess", forking.forking)
+    fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
+    sweep = (*fake, "hydra.launcher.gpus=2", "output_dir=s", "batch_size=1,64", "model.faults.fail=1000000")
+    code, printed, records = run(*sweep, "hydra.launcher.exclusive=false")
+    assert code == 1, printed
+    assert [record.status for record in records] == ["ok", "failed"]
+    assert all("shared_host" in [doubt.code for doubt in record.doubts] for record in records)
+    code, printed, again = run(*sweep)
+    assert "1 run finished already" in printed
+    assert "shared_host" in [doubt.code for doubt in again[0].doubts]
+
+
+def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    fake = ("model=fake", "gpu=fake", "tracking=none", "output_dir=s")
+    assert "add -m" in run(*fake, "hydra/launcher=slurm")[1]
+    code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm")
+    assert code == 2
+    assert "is not on the PATH" in printed
+    code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1")
+    assert printed.count("warn_seconds=1") == 1
+    assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
+    assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
