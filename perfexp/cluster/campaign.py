@@ -37,7 +37,7 @@ class SlurmCampaign:
         self._requests.append(submission.request_of(assignment, command, cluster, self._settings, sends=sends))
 
     def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
-        """Submit what is neither finished nor queued; returns whether every run has ended.
+        """Submit the runs that are neither finished nor queued; returns whether every run has ended.
 
         `ended` is called with each run that has. After an interrupt the jobs stay in the queue.
         """

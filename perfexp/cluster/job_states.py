@@ -1,4 +1,4 @@
-"""Job states: what became of each run of a sweep, from jobs.jsonl, the queue, the accounting and the records."""
+"""Job states: the state of each run of a sweep, from jobs.jsonl, the queue, the accounting and the records."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Campaign(Protocol):
 
 
 def campaign_of(launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
-    """Return what measures the runs, by the node of Hydra's launcher; None for this process.
+    """Return the launcher of the runs, by the node of Hydra's launcher; None for this process.
 
     Raises UserError for a launcher that perfexp does not know, or settings out of range.
     """

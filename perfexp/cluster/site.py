@@ -1,4 +1,4 @@
-"""Site: what a run requests from SLURM, by the mapping of its cluster."""
+"""Site: the requests of a run to SLURM, by the mapping of its cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WITHOUT_GPU = ("cpu", "fake")
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
-    """Return what a kind of GPU requests; raises UserError for a kind that the cluster does not map."""
+    """Return the requests for a kind of GPU; raises UserError for a kind that the cluster does not map."""
     if kind == "auto":
         raise UserError("gpu=auto chooses a device of this machine; name the kind that a job needs: gpu=l40s.")
     if kind in site.gpus:

@@ -1,4 +1,4 @@
-"""Site check: what SLURM's nodes offer for each kind of GPU, and whether perfexp starts on one of them."""
+"""Site check: SLURM's nodes for each kind of GPU, and whether perfexp starts on one of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Offer:
 
 
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
-    """Return what the nodes offer for each kind that the cluster maps, or of those given if it maps none."""
+    """Return the nodes for each kind that the cluster maps, or of those given if it maps none."""
     nodes = slurm.nodes()
     chosen = list(cluster.gpus) or [kind for kind in kinds if _has_type(nodes, kind)]
     return [_offer(cluster, kind, nodes) for kind in chosen]

@@ -66,7 +66,7 @@ class RunRequest:
 def request_of(
     assignment: Assignment, command: Sequence[str], cluster: Cluster, settings: SlurmSettings, *, sends: bool
 ) -> RunRequest:
-    """Return what a run requests; raises UserError if its cluster or its command does not allow a job.
+    """Return the requests of a run; raises UserError if its cluster or its command does not allow a job.
 
     Args:
         command: overrides of the run as typed.

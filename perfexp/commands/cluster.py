@@ -1,4 +1,4 @@
-"""perfexp cluster check: what a site's SLURM offers for each gpu=, and whether perfexp starts on a node."""
+"""perfexp cluster check: the nodes of a site's SLURM for each gpu=, and whether perfexp starts on a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""perfexp job-output: print what the job of a run wrote."""
+"""perfexp job-output: print the output of a run's job."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     Attributes:
         speedup: time of the baseline over time of the other side.
         throughput_ratio: rate of the other side over that of the baseline.
-        memory_efficiency: the same ratio of rates per byte of peak memory.
+        memory_efficiency: ratio of the rates per byte of peak memory.
         accuracy_difference: accuracy of the other side minus that of the baseline.
     """
 

@@ -77,7 +77,7 @@ class Procedure:
         compares_alone: whether several ranks are compared with one (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         trained_weights: file of weights that inference is measured with; None for those that were loaded.
-        turn: while entered, no other run of a sweep uses the host.
+        turn: context in which no other run of a sweep uses the host.
         progress: called with a status line between timed blocks.
         report: called with a line about an epoch that has ended, and the point that has it.
     """

@@ -1,4 +1,4 @@
-"""What torch.compile did since the last reset: its time, graphs, graph breaks and recompilations."""
+"""Counts of torch.compile since the last reset: its time, graphs, graph breaks and recompilations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perfexp.records.record import Metric
 
 
 def reset() -> None:
-    """Forget what was compiled, and what it took."""
+    """Forget compiled code and its counts."""
     from torch._dynamo import utils  # takes seconds, and only a compiled model needs it
 
     torch.compiler.reset()

@@ -24,7 +24,7 @@ class Train:
 
     Args:
         warmup_steps: steps in which the learning rate grows linearly.
-        warmup_epochs: the same in epochs.
+        warmup_epochs: length of the linear warm-up in epochs.
         decay_epochs: epochs between two decays of `schedule=step`, each by `decay_factor`.
         clip_grad_norm: largest norm of all gradients together; None for any.
         ema: decay of a moving average of the weights, which is evaluated and saved in their place.

@@ -27,7 +27,7 @@ class AbRun:
     """Two assignments of a sweep, measured in turn.
 
     Attributes:
-        exit_codes: of the runs that have ended; the greatest one counts.
+        exit_codes: codes of the runs that have ended; the greatest one counts.
 
     Args:
         settings: how the runs are compared; without measures the most exact time of each point decides.
@@ -100,7 +100,7 @@ def _replicates(record: Record) -> set[int]:
 
 
 def _look(processes: int, pairs: Sequence[Compared]) -> str:
-    """What a look shows, in a line."""
+    """Result of a look in a line."""
     of_each = f"{processes} processes of each"
     if len(pairs) == 1:
         ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])

@@ -219,7 +219,7 @@ def run(assignment: Assignment, console: Console) -> Record:
 
 
 def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
-    """Write the plan of a run, and return what is to be measured."""
+    """Write the plan of a run, and return its points to measure."""
     plan, settings = assignment.plan, profiler_settings(assignment.plan.profiler)
     again = profiles_again(paths, settings, plan.profile_keys())
     job = supervisor.Job(

@@ -67,7 +67,7 @@ class Cluster:
     """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU.
 
     Attributes:
-        time_limit: as in `sbatch --time`: minutes, `HH:MM:SS` or `D-HH:MM:SS`; null for the partition's.
+        time_limit: limit of a job as in `sbatch --time` (minutes, `HH:MM:SS`, `D-HH:MM:SS`); null for the partition's.
         cpus_per_gpu: CPUs for each GPU of a run, or for a run without one.
         memory: memory for each node, as in `sbatch --mem`.
         modules: modules that a job loads.

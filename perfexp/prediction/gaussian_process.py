@@ -69,7 +69,7 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     """Predict the values that would be measured at other coordinates, with the typical error of a measurement.
 
     Args:
-        curve: at least two points.
+        curve: measured curve of at least two points.
         at: shape (m, d).
         prior: logarithms of weights of GRID, shape (len(GRID),); None for equal weights.
     """

@@ -36,7 +36,7 @@ def initial(x: Samples, number: int = INITIAL) -> list[int]:
 
     Args:
         x: scaled coordinates of all points, shape (n, 2).
-        number: at least 1.
+        number: number of points, at least 1.
     """
     wide, high = np.ptp(x, axis=0) > 0
     across = (0.0, 1.0) if wide and high and number >= 4 else (0.0,)

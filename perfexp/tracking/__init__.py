@@ -22,7 +22,7 @@ class Tracker:
         """A context for one training; gives a function that takes the point after each epoch, with that epoch alone.
 
         Args:
-            record: gives the record of the run as it is now; called in another thread.
+            record: function that returns the record of the run as it is now; another thread calls it.
         """
         return nullcontext(lambda _: None)
 

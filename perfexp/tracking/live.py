@@ -26,7 +26,7 @@ class Follower:
     """Sends the epochs of one training as they come; a delivery that fails ends this, and the record comes anyway.
 
     Args:
-        record: gives the record of the run, whose identity and experiment count.
+        record: function that returns the record of the run, whose identity and experiment count.
         send: delivers a payload; called in a thread.
         abort: ends a delivery that is in progress.
     """
