@@ -231,11 +231,11 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Raise `Unsupported` unless there are enough images for a batch."""
+    """Raise `Unsupported` unless there are enough samples for a batch."""
     if count < batch_size:
         raise Unsupported(
-            f"There are {count} images, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
-            "images."
+            f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
+            "samples."
         )
 
 

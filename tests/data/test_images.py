@@ -199,7 +199,7 @@ def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
 def test_fewer_pictures_than_a_batch_are_refused(photographs: Path, session: Session, training: bool) -> None:
     images = Images(root=str(photographs), workers=0)
     with (
-        pytest.raises(Unsupported, match="12 images, fewer than the 13"),
+        pytest.raises(Unsupported, match="12 samples, fewer than the 13"),
         open_images(images, session, batch_size=13, training=training) as batches,
     ):
         batches.next()
