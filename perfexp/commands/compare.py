@@ -103,9 +103,9 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         raise UserError(f"{folder} can't be written: {error.strerror}. Choose another with --output DIR.") from error
 
 
-def print_comparison(compared: Comparison) -> None:
+def print_comparison(compared: Comparison, console: Console | None = None) -> None:
     """Print the tables of a comparison."""
-    console = Console()
+    console = console or Console()
     for line in comparison_table.header(compared):
         console.note(line)
     for side in compared.sides[1:]:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
-from perfexp.commands.compare import _print
+from perfexp.commands.compare import print_comparison
 from perfexp.comparison import comparability, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
@@ -342,7 +342,7 @@ def test_the_table_fits_the_terminal(width, saved, capsys):
     assert commands.run(["compare", *paths, "--json"]) == 0
     found = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
     out = io.StringIO()
-    _print(found, Console(out=out, err=out, width=width))
+    print_comparison(found, Console(out=out, err=out, width=width))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "▲ FASTER" in text
@@ -367,7 +367,7 @@ def test_verdicts_have_colors_beside_their_symbols(saved, capsys):
             patch.setenv("TERM", "xterm-256color")
             patch.setenv("NO_COLOR", no_color)
             out = Terminal()
-            _print(found, Console(out=out, err=out, width=100))
+            print_comparison(found, Console(out=out, err=out, width=100))
             texts.append(out.getvalue())
     assert "\x1b[32m▲ FASTER" in texts[0]
     assert "\x1b[32m" not in texts[1]

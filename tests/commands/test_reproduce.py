@@ -207,7 +207,7 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
     assert "--gpus=all" not in argv
     assert argv[-1] == "tracking=none"
     image = Record.load(Path("y")).environment["image"]
-    assert image == {"reference": f"perfexp:1@sha256:{'ab' * 32}"}
+    assert image["reference"] == f"perfexp:1@sha256:{'ab' * 32}"
 
 
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):

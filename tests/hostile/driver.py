@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "site"))
+sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own
 
 import mlflow.tracking  # noqa: F401 - imported once, for all cases
 import sitecustomize
