@@ -85,7 +85,7 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
         if pair.verdict in verdicts:
             before, now = (comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other))
             lines.append(
-                f"{pair.measure} of {pair.point}: {before} → {now}, by {100 * (pair.ratio - 1):+.2g} % "
+                f"{pair.measure} of {pair.point}: {before} → {now}, by {100 * (pair.ratio - 1):+.3g} % "
                 f"(ratio {comparison_table.ratio_of(pair)}){_why(pair, compared.margin)}"
             )
     return lines

@@ -72,7 +72,7 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
     assert Path(answer["folder"]) == Path("y").absolute()
     [ratio] = [pair["ratio"] for pair in answer["comparison"]["pairs"] if pair["measure"] == "device"]
     assert ratio == pytest.approx(1.08, rel=0.01)
-    assert any("device of 224 · batch 1: " in line and "by +8" in line for line in answer["reasons"])
+    assert any("device of 224 · batch 1: " in line and "by +" in line for line in answer["reasons"])
 
     before = Path("y/points.jsonl").read_bytes()  # the same command with the folder measures nothing twice
     slowed(1.0)
@@ -207,7 +207,7 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
     assert "--gpus=all" not in argv
     assert argv[-1] == "tracking=none"
     image = Record.load(Path("y")).environment["image"]
-    assert image == {"reference": f"perfexp:1@sha256:{'ab' * 32}"}
+    assert image["reference"] == f"perfexp:1@sha256:{'ab' * 32}"
 
 
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):

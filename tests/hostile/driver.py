@@ -7,6 +7,7 @@ A line of JSON on stdin for each case: `command` (arguments), `cwd`, `environmen
 tests/forking.py). A line on stdout for each: `code`, None where it had to be killed.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -18,7 +19,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "site"))
 
 import mlflow.tracking  # noqa: F401 - imported once, for all cases
-import sitecustomize
 
 import perfexp.commands
 import perfexp.devices.fake
@@ -32,6 +32,9 @@ import perfexp.worker.entry
 from perfexp.cli.composition import compose
 from perfexp.reports import run_files
 from tests import composing, forking
+
+sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own
+sitecustomize = importlib.import_module("sitecustomize")
 
 
 def main():
