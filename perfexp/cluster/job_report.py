@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from perfexp.cluster.job_states import RunState, State
 from perfexp.records import units
 
-#: Runs of one state that are listed; pending ones are counted by reason.
+#: Runs of one state that are listed.
 _MOST_LINES = 20
 
 
@@ -19,19 +19,19 @@ def counted(states: Sequence[RunState]) -> str:
 
 
 def lines(states: Sequence[RunState]) -> Iterator[str]:
-    """Yield a line for each run that is neither done nor pending, and for each reason of waiting."""
-    for kind in (State.running, State.failed, State.cancelled, State.lost):
+    """Yield a line for each run that runs or failed, and for each reason of waiting or being lost."""
+    for kind in (State.running, State.failed, State.cancelled):
         runs = [state for state in states if state.state is kind]
         yield from map(_line, runs[:_MOST_LINES])
         if len(runs) > _MOST_LINES:
             yield f"and {len(runs) - _MOST_LINES} more {kind}"
-    waiting: dict[tuple[str, str], int] = {}
-    for state in states:
-        if state.state is State.pending:
-            place = (state.job.partition("_")[0], state.why)
-            waiting[place] = waiting.get(place, 0) + 1
-    for (job, why), number in waiting.items():
-        yield f"{units.counted(number, 'run')} of job {job} pending{f': {why}' if why else ''}"
+    grouped = Counter(
+        (state.job.partition("_")[0], state.state, state.why)
+        for state in states
+        if state.state in (State.pending, State.lost, State.unknown)
+    )
+    for (job, kind, why), number in grouped.items():
+        yield f"{units.counted(number, 'run')} of job {job} {kind}{f': {why}' if why else ''}"
     if unsubmitted := sum(state.state is State.unsubmitted for state in states):
         yield f"{units.counted(unsubmitted, 'run')} not submitted: repeat the command of the sweep"
 

@@ -45,6 +45,7 @@ class State(StrEnum):
     failed = "failed"
     cancelled = "cancelled"
     lost = "lost"
+    unknown = "unknown"
     unsubmitted = "not submitted"
 
 
@@ -70,7 +71,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether SLURM has no job for it any more."""
-        return self.state not in (State.running, State.pending)
+        return self.state not in (State.running, State.pending, State.unknown)
 
     @property
     def has_ended(self) -> bool:
@@ -169,8 +170,10 @@ def _state(
     if job is None:
         if RunPaths(folder).in_use():
             return State.running, ""
+        if unreachable:
+            return State.unknown, unreachable
         record = "its record is not complete" if head else "it left no record"
-        return State.lost, unreachable or f"SLURM does not list its job any more, and {record}"
+        return State.lost, f"SLURM does not list its job any more, and {record}"
     if job.state == "CANCELLED":
         return State.cancelled, ""
     refusal = run_status.refusal(RunPaths(folder).refusal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,8 @@ from perfexp.reports.run_status import Run
 _CHANGES_POINTS = re.compile(
     r"\+*((experiment|mode|probes\.layers|replicate|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
 )
+#: Runs that one that has not begun is compared with: a sweep may have thousands.
+_MOST_COMPARED = 200
 
 
 @app.command()
@@ -212,15 +214,17 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
         return None
     ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
     own = list(_own(jobs, begun, {folder.absolute(), *(path.parent for path in ended)}))
-    varying = set().union(*jobs) - set(jobs[0]).intersection(*jobs)
-    has_begun = {frozenset(varying.intersection(_command(run.plan))) for run in own}
+    different = set().union(*jobs) - set(jobs[0]).intersection(*jobs)
+    varying = {text.lstrip("+"): text for text in different}  # one that adds a key counts as one that changes it
+    has_begun = {frozenset(different.intersection(_command(run.plan))) for run in own}
     has_begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
     children = {_axes(child, varying): child for child in sweep.children}
     pending: list[Run] = []
+    similar = _Begun(own)
     for number, job in enumerate(jobs):
-        child = children.get(axes := frozenset(varying.intersection(job)))
+        child = children.get(axes := frozenset(different.intersection(job)))
         if axes not in has_begun and (child is None or child.error or child.status is Status.INTERRUPTED):
-            pending.append(_pending(job, own, folder / str(number), child.error if child else None))
+            pending.append(_pending(job, similar, folder / str(number), child.error if child else None))
     return pending
 
 
@@ -241,10 +245,10 @@ def _own(jobs: Sequence[Sequence[str]], begun: Collection[Run], parents: Collect
             yield run
 
 
-def _axes(child: SweepChild, varying: Collection[str]) -> frozenset[str]:
-    """Select the varying overrides of a run; one that adds a key counts as one that changes it."""
-    values = {f"{axis}={value}" for axis, value in child.axes.items()}
-    return frozenset(text for text in varying if text.lstrip("+") in values)
+def _axes(child: SweepChild, varying: Mapping[str, str]) -> frozenset[str]:
+    """Select the overrides of a run from the varying ones, which are given by their text without `+`."""
+    values = (f"{axis}={value}" for axis, value in child.axes.items())
+    return frozenset(varying[text] for text in values if text in varying)
 
 
 def _command(plan: Mapping[str, Any]) -> list[str]:
@@ -252,28 +256,50 @@ def _command(plan: Mapping[str, Any]) -> list[str]:
     return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
 
 
-def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str | None) -> Run:
-    """Derive a run that has not begun from the run of the same sweep (`own`) whose command is most similar."""
-    points = {text for text in job if _CHANGES_POINTS.match(text)}
+class _Begun:
+    """Runs of a sweep that have begun, by those of their overrides that change the number of points."""
 
-    def similarity(run: Run) -> tuple[bool, int]:
-        same = points == {text for text in _command(run.plan) if _CHANGES_POINTS.match(text)}
-        return same, len(set(job).intersection(_command(run.plan)))
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._groups: dict[frozenset[str], list[tuple[Run, frozenset[str]]]] = {}
+        self._plans: dict[str, Mapping[str, Any]] = {}
+        for run in runs:
+            command = frozenset(_command(run.plan))
+            self._groups.setdefault(_of_points(command), []).append((run, command))
+            for text in command:
+                self._plans.setdefault(text, run.plan)
 
-    nearest = max(own, key=similarity, default=None)
+    def nearest(self, job: frozenset[str]) -> tuple[Run | None, bool]:
+        """Return the run with the most similar command of some, and whether it has the same number of points."""
+        same = self._groups.get(_of_points(job))
+        candidates = same or [pair for group in self._groups.values() for pair in group[:_MOST_COMPARED]]
+        similar = max(candidates[:_MOST_COMPARED], key=lambda pair: len(job & pair[1]), default=None)
+        return similar[0] if similar else None, same is not None
+
+    def plan_with(self, text: str) -> Mapping[str, Any]:
+        """Return the plan of a run with an override; nothing without one."""
+        return self._plans.get(text, {})
+
+
+def _of_points(command: Iterable[str]) -> frozenset[str]:
+    return frozenset(text for text in command if _CHANGES_POINTS.match(text))
+
+
+def _pending(job: Sequence[str], begun: _Begun, folder: Path, refusal: str | None) -> Run:
+    """Derive a run that has not begun from the run of the same sweep whose command is most similar."""
+    nearest, has_same_points = begun.nearest(frozenset(job))
     if nearest is None:
         plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
         return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
     plan = copy.deepcopy(dict(nearest.plan))
     for text in set(job).difference(_command(nearest.plan)):
         key, value = key_of(text), text.partition("=")[2]
-        twin = next((run.plan for run in own if text in _command(run.plan)), {})
+        twin = begun.plan_with(text)
         group, _, name = key.partition(".")
         if key in twin:
             plan[key] = twin[key]
         elif isinstance(plan.get(group), dict) and name in ("", "name"):
             plan[group] = {**plan[group], "name": value} if name else {"name": value}
-    keys = nearest.expected if similarity(nearest)[0] else None
+    keys = nearest.expected if has_same_points else None
     return Run(
         folder=folder, plan=plan, results={}, expected=keys, point_seconds=nearest.point_seconds, refusal=refusal
     )
