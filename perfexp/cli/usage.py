@@ -24,7 +24,7 @@ _COMMANDS = {
     "calibrate kernels": "learn the kernels that prove algorithms",
     "show DIR": "report of a run",
     "compare A B": "which run is faster, and by how much",
-    "ab A B": "measure two variants in turn until one is faster",
+    "ab A B": "measure A and B in turn until a verdict",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
     "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",
