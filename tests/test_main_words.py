@@ -163,7 +163,7 @@ def test_a_read_only_folder_is_told(run, tmp_path):
     ("arguments", "said"),
     [
         (["statuss"], "'statuss' is neither a command nor KEY=VALUE. Did you mean status"),
-        ([*FAKE, "resnet18"], "'resnet18' is neither a command nor KEY=VALUE. Possible: baseline, benchmark, "),
+        ([*FAKE, "resnet18"], "'resnet18' is neither a command nor KEY=VALUE. Possible: ab, baseline, benchmark, "),
         (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
         (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),

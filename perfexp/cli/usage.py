@@ -24,7 +24,7 @@ _COMMANDS = {
     "calibrate kernels": "learn the kernels that prove algorithms",
     "show DIR": "report of a run",
     "compare A B": "which run is faster, and by how much",
-    "ab A B": "measure two variants in turn until one is faster",
+    "ab A B": "measure A and B in turn until a verdict",
     "reproduce DIR": "measure a record again: same figures?",
     "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
     "predict model=vgg16 gpu=h200": "memory, time and energy without a run",
