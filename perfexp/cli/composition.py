@@ -20,11 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from omegaconf import DictConfig
 
-from perfexp.cli.flags import MULTIRUN
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
 from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
+from perfexp.models import torchvision_names
 from perfexp.plan import config, validation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
 
@@ -35,6 +36,8 @@ SCRATCH = "perfexp-hydra-"
 
 #: Accepted settings of Hydra; the others concern output and logs, which perfexp decides on.
 _HYDRA_KEYS = re.compile(r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)|hydra\.(launcher|sweeper|callbacks)\..+")
+#: Values of the group `model`, on a command line or in a file.
+_MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
@@ -68,7 +71,7 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        config.register(Path(scratch))
+        config.register(Path(scratch), _models_without_file(arguments))
         try:
             hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
         except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
@@ -76,6 +79,16 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
             if isinstance(error, FOREIGN_ERRORS) or not typed:
                 raise
             raise UserError(f"Hydra refuses {' '.join(typed)}: {error}".rstrip(": ")) from error
+
+
+def _models_without_file(arguments: Sequence[str]) -> list[str]:
+    """Return the names of torchvision and timm that a command line, or a file of its --config-dir, sets as model."""
+    folders = [Path(folder) for folder in flag_values(arguments, *CONFIG_DIR)]
+    files = [file for folder in folders for file in folder.glob("*/*.yaml") if file.is_file()]
+    texts = [*arguments, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
+    words = {word for text in texts for line in _MODEL.findall(text) for word in re.findall(r"[\w:]+", line)}
+    known = {file.stem for folder in (installation.conf_dir(), *folders) for file in folder.glob("model/*.yaml")}
+    return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:

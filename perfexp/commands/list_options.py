@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,15 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.models import torchvision_names
 from perfexp.orchestration.capabilities import last_line
 from perfexp.plan import plan_file
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
 from perfexp.reports.support_table import Survey
+
+#: Width of prose.
+_WIDTH = 80
 
 
 @app.command("list")
@@ -65,6 +70,9 @@ def list_options(
     width = max(len(file.stem) for file in files) + 2
     for file in files:
         echo(f"{file.stem:<{width}}{_about(file)}".rstrip())
+    if chosen == "model":
+        others = sorted(set(torchvision_names.names()) - {file.stem for file in files})
+        echo(textwrap.fill(f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME", _WIDTH))
 
 
 def _files(folders: list[Path], group: str) -> list[Path]:

@@ -69,6 +69,7 @@ class FakeFaults:
 TARGETS = {
     "mode/train": "perfexp.modes.train.Train",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
+    "model/timm": "perfexp.models.timm_models.Timm",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/fake": "perfexp.models.fake.FakeModel",
     "algorithm/forced": "perfexp.algorithms.forced.Forced",
