@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from omegaconf import DictConfig
 
+from perfexp.cli import meant
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
 from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
 from perfexp.cli.usage import COMMANDS
@@ -41,8 +43,12 @@ _MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
-def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts."""
+def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts.
+
+    Args:
+        models: nodes of models without a file, by the name of their option.
+    """
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
     def collect(composed: DictConfig) -> None:
@@ -50,7 +56,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
 
     try:
         arguments = without_credentials(arguments)
-        call_with_hydra([*arguments, "hydra.mode=RUN"], collect)  # an experiment's file may set a sweep
+        call_with_hydra([*arguments, "hydra.mode=RUN"], collect, models)  # an experiment's file may set a sweep
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
@@ -58,7 +64,9 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     return plain
 
 
-def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
+def call_with_hydra(
+    arguments: Sequence[str], function: Callable[[DictConfig], None], models: Mapping[str, Any] | None = None
+) -> None:
     """Have Hydra call a function with the configuration of each job."""
     for refuse in (refuse_unreadable, refuse_targets, refuse_no_names, refuse_hydra_settings):
         refuse(arguments)
@@ -71,7 +79,8 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        config.register(Path(scratch), _models_without_file(arguments))
+        named = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
+        config.register(Path(scratch), {**named, **(models or {})})
         try:
             hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
         except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
@@ -132,7 +141,9 @@ def _masked_stdout() -> Iterator[None]:
 
 
 def refuse_words(arguments: Sequence[str]) -> None:
-    """Raise UserError for a word that is neither a flag nor its value nor an override: it was meant as a command."""
+    """Raise UserError for words and flags that are not overrides, with the command that was meant."""
+    if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
+        raise UserError(f"settings are KEY=VALUE. Did you mean: perfexp {shlex.join(overrides)}")
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):

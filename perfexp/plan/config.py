@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from perfexp.devices import Cache, auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
-from perfexp.models import Execution, Precision, torchvision_names
+from perfexp.models import Execution, Precision
 from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
 from perfexp.profilers import Profiler
@@ -238,14 +238,14 @@ class Plan(PlanSchema):
         return [*timed, *self.profile_keys()]
 
 
-def register(scratch: Path | None = None, models: Iterable[str] = ()) -> None:
+def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:
     """Register with Hydra the schemas, models without a file, and the resolver of the folder for Hydra's own files."""
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=PlanSchema)
     for group, name, node in schema.settings():
         store.store(group=group, name=name, node=node)
-    for model in models:
-        store.store(group="model", name=model, node=torchvision_names.node(model))
+    for model, node in (models or {}).items():
+        store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
 
 
