@@ -34,6 +34,7 @@ FLOORS = (
     ("cli", "worker"),
     ("main",),
     ("commands",),
+    ("api",),
     ("__main__",),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
