@@ -21,6 +21,7 @@ RUN_MODES = ("sp", "mp")
 LARGEST = 1_000_000
 
 ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 app = typer.Typer(
