@@ -109,6 +109,8 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
     given = {text.partition("=")[0] for text in texts}
     once = [text for text in ("replicate=1", "ttfp=false") if text.partition("=")[0] not in given]
     assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
+    if RunPaths(assignment.folder).plan.exists():  # equal plans do not mean equal objects
+        raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")
     with job.Run(assignment, console) as running:
         measure_points(assignment.plan, RunPaths(assignment.folder), model, console.warning)
         return running.publish(running.save())

@@ -22,7 +22,7 @@ from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, with
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import interrupts
+from perfexp.host import credentials, interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
@@ -120,7 +120,7 @@ class _Application:
             return
         if self._results is not None:
             facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
-            print(json_results.document(self._results, **facts))
+            print(credentials.mask(json_results.document(self._results, **facts)))
         try:
             if self.sweep_run is not None and not self.sweep_run.close():
                 self.exit_codes.append(_NOT_SENT)

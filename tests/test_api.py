@@ -48,6 +48,8 @@ def test_an_object_is_measured_in_this_process_which_the_record_says():
     assert record.status is Status.OK
     assert record.environment["in_process"] is True
     assert "in_process" in [diagnostic.code for diagnostic in record.doubts]
+    with pytest.raises(UserError, match="results of an earlier object"):
+        perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
     with pytest.raises(UserError, match="holds the run of another plan"):
         perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run", batch_size=2)
 
