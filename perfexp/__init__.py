@@ -1,18 +1,23 @@
 """perfexp: how fast a deep-learning model trains and infers, at what cost, and how sure that is."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "metric"]
+__all__ = ["__version__", "compose", "load", "measure", "metric"]
 
 if TYPE_CHECKING:
+    from perfexp.api import compose, load, measure
     from perfexp.records.metrics import metric
+
+#: Modules of the interface; `measure` is a package that can be called.
+_MODULES = {"compose": "perfexp.api", "load": "perfexp.api", "metric": "perfexp.records.metrics"}
 
 
 def __getattr__(name: str) -> Any:
-    """`perfexp.metric`, imported when it is asked for: the command line starts without it."""
-    if name == "metric":
-        from perfexp.records.metrics import metric
-
-        return metric
+    """Import a name of the interface on first use: the command line starts without Hydra, pandas and torch."""
+    if name == "measure":
+        return import_module("perfexp.measure")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perfexp import __version__
 from perfexp.cli import usage
+from perfexp.cli.completion import QUERY, candidates
 from perfexp.cli.flags import CONFIG_DIR, flag_values
 from perfexp.cli.usage import COMMANDS
 from perfexp.host import crash_report, interrupts, streams
@@ -31,6 +32,10 @@ def dispatch(arguments: list[str]) -> int:
             from perfexp.commands import run  # Typer and rich: a measurement does without
 
             return run(arguments)
+        if arguments and arguments[0] == QUERY:
+            for text in candidates(arguments[1:]):
+                print(text)
+            return 0
         if usage.is_asked_for(arguments):
             print(usage.text([conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]))
             return 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -17,14 +17,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joined_flags
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, flag_values, joined_flags
 from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cluster.element import Element, of_arguments
 from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import interrupts
+from perfexp.host import credentials, interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
@@ -35,6 +35,7 @@ from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
+from perfexp.tables import json_results
 
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
@@ -65,7 +66,8 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         refuse_deleted_cwd()
         arguments, most_jobs = without_max_jobs(without_credentials(joined_flags(arguments)))
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
-        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE)]
+        application.print_json(JSON in arguments)
+        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON)]
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
@@ -93,8 +95,15 @@ class _Application:
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
         self.sweep_run: SweepRun | None = None
+        self._out: TextIO | None = None
+        self._results: list[dict[str, Any]] | None = None
         self.console = Console()  # until a plan sets `quiet`
         self._folder: Path | None = None
+
+    def print_json(self, is_set: bool) -> None:
+        """Set whether results are printed as JSON on stdout, and everything else on stderr."""
+        self._results, self._out = ([], sys.stderr) if is_set else (None, None)
+        self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
         self.console.error(str(error))
@@ -118,6 +127,9 @@ class _Application:
         """Sum up a sweep; an interrupt stops that, and jobs that have not ended prevent it."""
         if self.is_dry or self._is_left:
             return
+        if self._results is not None:
+            facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
+            print(credentials.mask(json_results.document(self._results, **facts)))
         try:
             if self.sweep_run is not None and not self.sweep_run.close():
                 self.exit_codes.append(_NOT_SENT)
@@ -143,7 +155,7 @@ class _Application:
             self._is_refused = False
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
-        self.console = Console(quiet=composed.quiet)
+        self.console = Console(quiet=composed.quiet, out=self._out)
         try:
             if settings.mode == RunMode.MULTIRUN:
                 self._join(composed)
@@ -269,6 +281,11 @@ class _Application:
             self._is_refused = False
 
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        if self._results is not None:
+            failure = {"name": assignment.name, "status": "failed", "error": str(outcome)}
+            self._results.append(
+                json_results.of_run(outcome, assignment.folder) if isinstance(outcome, Record) else failure
+            )
         if self.sweep_run is not None and assignment.sweep is not None:
             self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 

@@ -36,6 +36,7 @@ FLOORS = (
     ("cluster",),
     ("main",),
     ("commands",),
+    ("api",),
     ("__main__",),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

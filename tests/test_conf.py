@@ -28,6 +28,7 @@ OPTIONS = [
 #: Options that need a value of the user's.
 GIVEN = {
     ("model", "torchvision"): ["model.name=resnet18"],
+    ("model", "timm"): ["model.name=resnet18"],
     ("model", "mmseg"): ["model.config=somewhere.py"],
     ("data", "images"): ["data.root=somewhere"],
     ("data", "cityscapes"): ["data.root=somewhere"],
@@ -265,12 +266,12 @@ def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(tm
 
 
 def test_the_experiment_with_every_model_has_every_model():
-    """Those of conf/, but for the script and the two that take a name or a file."""
+    """Those of conf/, but for the script and the three that take a name or a file."""
     text = (installation.conf_dir() / "experiment" / "all.yaml").read_text()
     params = yaml.safe_load(text)["hydra"]["sweeper"]["params"]
     chosen = {job[0].removeprefix("model=") for job in jobs_of(["experiment=all"], params)}
     known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
-    assert known - chosen == {"fake", "mmseg", "torchvision"}
+    assert known - chosen == {"fake", "mmseg", "timm", "torchvision"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +21,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from omegaconf import DictConfig
 
-from perfexp.cli.flags import MULTIRUN
+from perfexp.cli import meant
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
 from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
+from perfexp.models import torchvision_names
 from perfexp.plan import config, validation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
 from perfexp.plan.schema import Cluster
@@ -37,13 +40,19 @@ SCRATCH = "perfexp-hydra-"
 
 #: Accepted settings of Hydra; the others concern output and logs, which perfexp decides on.
 _HYDRA_KEYS = re.compile(r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)|hydra\.(launcher|sweeper|callbacks)\..+")
+#: Values of the group `model`, on a command line or in a file.
+_MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
-def compose(arguments: Sequence[str], offer: Offer | None = None) -> dict[str, Any]:
+def compose(
+    arguments: Sequence[str], models: Mapping[str, Any] | None = None, offer: Offer | None = None
+) -> dict[str, Any]:
     """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts.
 
-    A stored command passes the options that it may choose.
+    Args:
+        models: nodes of models without a file, by the name of their option.
+        offer: options that a stored command may choose.
     """
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
@@ -52,7 +61,7 @@ def compose(arguments: Sequence[str], offer: Offer | None = None) -> dict[str, A
 
     try:
         arguments = without_credentials(arguments)
-        call_with_hydra([*arguments, "hydra.mode=RUN"], collect)  # an experiment's file may set a sweep
+        call_with_hydra([*arguments, "hydra.mode=RUN"], collect, models)  # an experiment's file may set a sweep
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
@@ -74,7 +83,9 @@ def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
     return results[0]
 
 
-def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
+def call_with_hydra(
+    arguments: Sequence[str], function: Callable[[DictConfig], None], models: Mapping[str, Any] | None = None
+) -> None:
     """Have Hydra call a function with the configuration of each job."""
     for refuse in (refuse_unreadable, refuse_targets, refuse_no_names, refuse_hydra_settings):
         refuse(arguments)
@@ -87,7 +98,8 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        config.register(Path(scratch))
+        named = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
+        config.register(Path(scratch), {**named, **(models or {})})
         try:
             hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
         except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
@@ -95,6 +107,16 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
             if isinstance(error, FOREIGN_ERRORS) or not typed:
                 raise
             raise UserError(f"Hydra refuses {' '.join(typed)}: {error}".rstrip(": ")) from error
+
+
+def _models_without_file(arguments: Sequence[str]) -> list[str]:
+    """Return the names of torchvision and timm that a command line, or a file of its --config-dir, sets as model."""
+    folders = [Path(folder) for folder in flag_values(arguments, *CONFIG_DIR)]
+    files = [file for folder in folders for file in folder.glob("*/*.yaml") if file.is_file()]
+    texts = [*arguments, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
+    words = {word for text in texts for line in _MODEL.findall(text) for word in re.findall(r"[\w:]+", line)}
+    known = {file.stem for folder in (installation.conf_dir(), *folders) for file in folder.glob("model/*.yaml")}
+    return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
@@ -138,7 +160,9 @@ def _masked_stdout() -> Iterator[None]:
 
 
 def refuse_words(arguments: Sequence[str]) -> None:
-    """Raise UserError for a word that is neither a flag nor its value nor an override: it was meant as a command."""
+    """Raise UserError for words and flags that are not overrides, with the command that was meant."""
+    if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
+        raise UserError(f"settings are KEY=VALUE. Did you mean: perfexp {shlex.join(overrides)}")
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):

@@ -12,6 +12,8 @@ MULTIRUN = ("-m", "--multirun")
 MAX_JOBS = "--max-jobs"
 #: Print the plan without measuring.
 DRY_RUN = "--dry-run"
+#: Print results as JSON on stdout, and everything else on stderr.
+JSON = "--json"
 #: Replace the results in the run's folder.
 OVERWRITE = "--overwrite"
 

@@ -102,9 +102,10 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the values of one job's overrides as text."""
+    """Return the values of one job's overrides as text; a plain word without the backslashes that Hydra adds."""
     pairs = zip(overrides, parsed(overrides), strict=True)
-    return {override.key_or_group: text.partition("=")[2] for text, override in pairs}
+    values = ((override.key_or_group, override.value(), text) for text, override in pairs)
+    return {key: value if type(value) is str else text.partition("=")[2] for key, value, text in values}
 
 
 def alternatives(override: Override) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.models import mmseg_names
+from perfexp.models import mmseg_names, torchvision_names
 from perfexp.plan import config, schema
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 
@@ -109,7 +109,8 @@ def _is_offered(override: Any, text: str, offer: Offer) -> bool:
     if any("${" in str(value) or "_target_" in str(value) for value in values):
         return False
     if key in offer.options:
-        return all(value is None or str(value) in offer.options[key] for value in values)
+        own = key == "model" and torchvision_names.is_name
+        return all(value is None or str(value) in offer.options[key] or (own and own(str(value))) for value in values)
     if key == _WEIGHTS:  # any other text names a download
         return all(value is None or str(value).endswith((".pth", ".pt")) for value in values)
     if key in _PATHS:

@@ -42,6 +42,7 @@ _COMMANDS = {
     "make-data DIR": "small segmentation data set to try out",
     "make-data cifar10 DIR": "small stand-in for CIFAR-10",
     "clean": "delete tables and profiles",
+    "completion bash": "tab completion for bash, zsh or fish",
     "log DIR": "send records to MLflow again",
     "ui": "open MLflow",
 }
@@ -52,8 +53,9 @@ _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
 -m sweeps, --cfg job prints the composed configuration, --dry-run prints points
 and estimated time without measuring, --config-dir DIR adds your own options,
---overwrite replaces the results of a folder, --max-jobs N allows a sweep of
-more than 1,000 runs, --hydra-help explains Hydra's other flags.
+--json prints results as JSON, --overwrite replaces the results of a folder,
+--max-jobs N allows a sweep of more than 1,000 runs, --hydra-help explains
+Hydra's other flags.
 `perfexp COMMAND --help` explains a command (those above, and env); README.md
 has the rest."""
 
@@ -77,6 +79,12 @@ def text(folders: Sequence[Path]) -> str:
     groups = [fill(names, initial_indent=f"  {name}".ljust(width)) for name, names in listed]
     keys = _keys(folders[0] / "config.yaml")
     return "\n".join([_HEADER, "", *examples, "", "Groups (group=option):", *groups, "", "Keys:", *keys, _FOOTER])
+
+
+def keys_of(file: Path) -> set[str]:
+    """Return the keys at the top level of config.yaml, without groups."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {line.partition(":")[0] for line in lines if line[:1].isalpha()} - {"defaults", "hydra"}
 
 
 def _keys(file: Path) -> list[str]:

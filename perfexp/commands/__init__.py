@@ -13,8 +13,8 @@ from perfexp.errors import PerfexpError
 from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
-#: Modules that are not called as their command: `list` would hide the built-in function in this package.
-_MODULES = {"list": "list_options", "env": "doctor"}
+#: Modules that are not called as their command: `list` would hide a built-in function, `completion` is a module of cli.
+_MODULES = {"list": "list_options", "env": "doctor", "completion": "shell_completion"}
 
 
 def load(name: str) -> None:

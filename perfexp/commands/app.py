@@ -11,6 +11,7 @@ import typer
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.host.untrusted import printable
+from perfexp.models import torchvision_names
 
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
@@ -20,6 +21,7 @@ RUN_MODES = ("sp", "mp")
 LARGEST = 1_000_000
 
 ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 app = typer.Typer(
@@ -49,7 +51,8 @@ def group_folders(config_dir: Path | None) -> list[Path]:
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the names of a group's options."""
-    return sorted({file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")})
+    named = {file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")}
+    return sorted({*named, *(torchvision_names.names() if group == "model" else ())})
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:

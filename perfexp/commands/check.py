@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import app, echo, one_of
+from perfexp.commands.app import Json, app, echo, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.comparison.measures import MEASURES
@@ -21,6 +22,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
+from perfexp.tables import json_results
 
 #: Measures without `--metric`: another clock changes cycles without changing the time.
 _DEFAULT = ",".join(name for name in MEASURES if name != "cycles")
@@ -63,6 +65,7 @@ def check(
     github: Annotated[
         bool, typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a new run against a baseline: one line for each regression, and an exit code.
 
@@ -84,7 +87,10 @@ def check(
     unknown = [] if failed else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
     word = "failed" if failed else "not decided" if unknown else "passed"
     outcome = f"{word}: {_counts(compared)}, against {against}"
-    for line in (*failed, *unknown):
+    if as_json:
+        facts = json.loads(compared.to_json())
+        echo(json_results.text({"outcome": word, "failed": failed, "undecided": unknown, "comparison": facts}))
+    for line in () if as_json else (*failed, *unknown):
         echo(_annotation(line) if github else one_line(line))
     echo(one_line(outcome), err=True)
     if summary:

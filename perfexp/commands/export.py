@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Force, app, echo, refuse_to_overwrite
+from perfexp.commands.app import RECORD, SWEEP, Force, app, echo, one_of, refuse_to_overwrite
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.files import write_atomically
@@ -21,6 +21,12 @@ from perfexp.tables import csv_tables, layer_tables, tidy
 from perfexp.tables.csv_tables import Line
 from perfexp.tables.layer_tables import Row
 from perfexp.tables.tidy import Block
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Tables of many runs.
+TABLES = ("points", "layers", "samples")
 
 
 class Format(StrEnum):
@@ -59,19 +65,14 @@ def export(
     itself.
     """
     targets = _targets(out, form, samples=samples, layers=layers)
-    collected = _Collected(samples=samples, layers=layers)
-    files = [file for place in places for file in collected.files(place)]
     refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
-    for file in files:
-        collected.add(file)
-    runs = collected.runs.values()
-    lines = tidy.aligned([*(line for run in runs for line in run.lines), *collected.refused()])
-    rows = tidy.aligned(layer_tables.with_winners([line for run in runs for line in run.layers]))
+    collected = Collected.of(places, samples=samples, layers=layers)
+    lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
-        _write(targets, lines, [block for run in runs for block in run.blocks], rows)
+        _write(targets, lines, collected.blocks(), rows)
         echo(f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}")
         for file in targets.values():
             echo(f"wrote {file.absolute()}")
@@ -88,7 +89,7 @@ class _Run:
 
 
 @dataclass(kw_only=True)
-class _Collected:
+class Collected:
     """Runs and sweeps by identity (of duplicates, the one that ended last), with an exit code of reading them."""
 
     samples: bool
@@ -97,6 +98,32 @@ class _Collected:
     sweeps: dict[str, tuple[Sweep, Path]] = field(default_factory=dict)
     exit_code: int = 0
     _read: set[Path] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, places: Sequence[Path], *, samples: bool = False, layers: bool = False) -> Self:
+        """Collect everything in and below some folders; raises `UserError` if one has nothing."""
+        collected = cls(samples=samples, layers=layers)
+        for file in [file for place in places for file in collected.files(place)]:
+            collected.add(file)
+        return collected
+
+    def points(self) -> list[Line]:
+        """The lines of all points, and of runs that were refused."""
+        return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self.refused()])
+
+    def layer_rows(self) -> list[Line]:
+        """The lines of all layers, with the fastest algorithm of each."""
+        return tidy.aligned(layer_tables.with_winners([row for run in self.runs.values() for row in run.layers]))
+
+    def blocks(self) -> list[Block]:
+        """The series of all points."""
+        return [block for run in self.runs.values() for block in run.blocks]
+
+    def frame(self, what: str) -> pd.DataFrame:
+        """The table of `points`, `layers` or `samples`; raises `UserError` for another one."""
+        if what == "samples":
+            return tidy.samples(self.blocks())
+        return tidy.frame({"points": self.points, "layers": self.layer_rows}[one_of("table", what, TABLES)]())
 
     def files(self, place: Path) -> list[Path]:
         """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""

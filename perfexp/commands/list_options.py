@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +14,14 @@ import yaml
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import UserError, did_you_mean
+from perfexp.models import torchvision_names
 from perfexp.orchestration.worker_query import query
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
 from perfexp.reports.support_table import Survey
+
+#: Width of prose.
+_WIDTH = 80
 
 
 @app.command("list")
@@ -35,7 +40,7 @@ def list_options(
     reasons: Annotated[
         bool, typer.Option("--reasons", help="With a model: the reasons of all backends for each unsupported layer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With a model: everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the options of a group, or which convolution algorithms the layers of a model support on this device."""
     if overrides:
@@ -43,13 +48,15 @@ def list_options(
             raise UserError(f"'{overrides[0]}': overrides are for algorithms only: perfexp list algorithms …")
         _show_support(overrides, config_dir=config_dir, reasons=reasons, as_json=as_json)
         return
-    if reasons or as_json:
-        flag = "--reasons" if reasons else "--json"
-        raise UserError(f"{flag} is for the layers of a model: perfexp list algorithms model=resnet18 {flag}")
+    if reasons:
+        raise UserError("--reasons is for the layers of a model: perfexp list algorithms model=resnet18 --reasons")
     if group and "=" in group:
         raise UserError(f"group '{group}' not found; for a model's layers: perfexp list algorithms {group}")
     folders = group_folders(config_dir)
     groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
+    if group is None and as_json:
+        echo(json.dumps({name: [file.stem for file in _files(folders, name)] for name in groups}, indent=1))
+        return
     if group is None:
         for name in groups:
             echo(f"{name:<12} {', '.join(file.stem for file in _files(folders, name))}")
@@ -58,9 +65,16 @@ def list_options(
     if chosen is None:
         raise UserError(f"group '{group}' not found. {did_you_mean(group, groups)}")
     files = _files(folders, chosen)
+    if as_json:
+        by_name = dict.fromkeys(torchvision_names.names(), "of torchvision") if chosen == "model" else {}
+        echo(json.dumps({**by_name, **{file.stem: _about(file) for file in files}}, indent=1))
+        return
     width = max(len(file.stem) for file in files) + 2
     for file in files:
         echo(f"{file.stem:<{width}}{_about(file)}".rstrip())
+    if chosen == "model":
+        others = sorted(set(torchvision_names.names()) - {file.stem for file in files})
+        echo(textwrap.fill(f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME", _WIDTH))
 
 
 def _files(folders: list[Path], group: str) -> list[Path]:

@@ -156,7 +156,7 @@ def _settle(
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
     repeated, offer = repeated_overrides(record.command, [*flags, *typed], ["reproduce", str(place)])
     arguments = [*flags, *repeated, *typed]
-    plain = compose(arguments, offer)
+    plain = compose(arguments, offer=offer)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), f"{record.name}-again").absolute()
     if folder.resolve() == (place if place.is_dir() else place.parent).resolve():

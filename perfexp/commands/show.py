@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import PLAN, RECORD, SWEEP, app
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
@@ -17,6 +17,7 @@ from perfexp.records.record import Record, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
+from perfexp.tables import json_results
 
 #: Runs that are named; the rest is counted.
 _NAMED = 3
@@ -28,17 +29,28 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what was measured, as it was shown then."""
     console = Console(quiet=quiet)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         sweep = Sweep.load(folder)
+        if as_json:
+            of_job = {record.sweep.job: record for record in sweep.records(folder) if record.sweep}
+            places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
+            runs = [(record, places.get(job, folder)) for job, record in of_job.items()]
+            echo(json_results.of_sweep(sweep, runs, folder.absolute()))
+            return
         console.show_sweep(sweep, folder.absolute(), sweep.records(folder))
         return
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
     record = Record.load(folder)
-    console.show(record, (folder if folder.is_dir() else folder.parent).absolute())
+    place = (folder if folder.is_dir() else folder.parent).absolute()
+    if as_json:
+        echo(json_results.document([json_results.of_run(record, place)]))
+    else:
+        console.show(record, place)
 
 
 def refuse_unfinished(folder: Path) -> None:

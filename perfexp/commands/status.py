@@ -14,7 +14,7 @@ import typer
 
 from perfexp.cli.overrides import jobs_of
 from perfexp.cluster import job_report, job_states
-from perfexp.commands.app import PLAN, RECORD, SWEEP, app, echo
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.orchestration.sweep_run import key_of, measures_the_same
@@ -29,6 +29,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 from perfexp.reports.run_status import Run
+from perfexp.tables import json_results
 
 #: Overrides that change the number of points; one size or batch size is as many as another.
 _CHANGES_POINTS = re.compile(
@@ -43,6 +44,7 @@ def status(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some.")
     ] = Path("outputs"),
+    as_json: Json = False,
 ) -> None:
     """Show what is done, failed, unsupported, refused, missing or being measured: models down, algorithms across.
 
@@ -55,7 +57,7 @@ def status(
             f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
-    complete = _show(below, folder, Console())
+    complete = _print_json(below) if as_json else _show(below, folder, Console())
     raise typer.Exit(0 if complete and not below.unreadable else 1)
 
 
@@ -160,6 +162,33 @@ def _show(below: _Below, folder: Path, console: Console) -> bool:
     if len(groups) > 1 and runs:
         console.note(f"in all: {total}")
     return total.complete and not any(group.refused or group.not_begun for group in groups.values())
+
+
+def _print_json(below: _Below) -> bool:
+    """Print a line of JSON for each run; returns whether everything is done."""
+    groups = _groups(below)
+    runs = [run for group in groups.values() for run in group.runs]
+    pace = run_status.Pace(runs)
+    lines = [
+        {
+            "folder": str(run.folder.absolute()),
+            "model": run.about.model,
+            "algorithm": run.about.algorithm,
+            "gpu": run.gpu,
+            "is_complete": (total := run_status.tally([run], pace)).complete,
+            "is_running": run.running,
+            "points": total.by_status(),
+            "left_seconds": total.left_seconds,
+            "refusal": run.refusal,
+        }
+        for run in runs
+    ]
+    is_complete = all(line["is_complete"] for line in lines) and not any(
+        group.refused or group.not_begun for group in groups.values()
+    )
+    refused = [line for group in groups.values() for line in group.refused]
+    echo(json_results.document(lines, is_complete=is_complete, refused=refused))
+    return is_complete
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:

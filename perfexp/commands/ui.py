@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,9 +23,11 @@ from perfexp.commands.app import app, echo
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
-from perfexp.host.credentials import hide
+from perfexp.host.credentials import hide, mask
 from perfexp.host.process import python_command
+from perfexp.host.untrusted import printable
 from perfexp.tracking import store
+from perfexp.tracking.views import VIEWS
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with options of `mlflow server`, which perfexp's server ignores.
@@ -49,6 +52,7 @@ def ui(
         str | None,
         typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."),
     ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the first link in a browser.")] = False,
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C."""
     location = store.store_uri(uri)
@@ -71,8 +75,11 @@ def ui(
         suppress(KeyboardInterrupt),
     ):
         _wait_for(server, base, output)
-        for name, link in _experiments(base):
-            echo(f"{name}  {link}")
+        links = _links(base)
+        for name, link in links:
+            typer.echo(printable(f"{mask(name)}  {link}"))  # a masked link would not open
+        if open_page and links:
+            webbrowser.open(links[0][1])
         echo("Ctrl-C ends it.")
         server.wait()
         raise _failure(f"ended with exit code {server.returncode}", output)
@@ -155,8 +162,17 @@ def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None
     raise _failure(f"did not answer at {base} within {_START_SECONDS:.0f} s", output)
 
 
-def _experiments(base: str) -> list[tuple[str, str]]:
-    """Names and addresses of the experiments, the last used first; MLflow's empty default only if it is alone."""
+def _links(base: str) -> list[tuple[str, str]]:
+    """Names and addresses: the views of the experiment that was used last, then the experiments, last used first."""
+    experiments = _experiments(base)
+    last = experiments[0] if experiments else {}
+    tags = {tag["key"] for tag in last.get("tags", [])}
+    found = [(view.name, store.view_page(base, last["experiment_id"], view.key)) for view in VIEWS if view.tag in tags]
+    return found + [(one["name"], store.page(base, one["experiment_id"])) for one in experiments]
+
+
+def _experiments(base: str) -> list[dict[str, Any]]:
+    """The experiments, the last used first; MLflow's empty default only if it is alone."""
     query: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
     request = urllib.request.Request(
         f"{base}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
@@ -164,7 +180,7 @@ def _experiments(base: str) -> list[tuple[str, str]]:
     with _direct.open(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])
     used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"]
-    return [(experiment["name"], store.page(base, experiment["experiment_id"])) for experiment in used or experiments]
+    return used or list(experiments)
 
 
 def _failure(message: str, output: IO[str]) -> PerfexpError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -58,3 +59,28 @@ def adapt(built: object, name: str) -> Model:
         f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
         "returns one, or a class with the method open of perfexp.models.Model."
     )
+
+
+class LiveModule:
+    """Stands in a plan for an object of the process that measured it; no other process can build it."""
+
+    def __init__(self) -> None:
+        raise UserError("This model was an object of a Python process: measure it there again.")
+
+
+class _Called(torch.nn.Module):
+    """A function of a batch as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self._function(inputs)
+
+
+def live_model(given: Callable[..., Any], name: str) -> Model:
+    """Return a torch module, a class of one, or a function of a batch of images as a model."""
+    if isinstance(given, type):
+        return adapt(functools.partial(given), name)
+    return adapt(given if isinstance(given, torch.nn.Module) or hasattr(given, "open") else _Called(given), name)

@@ -14,12 +14,11 @@ from perfexp.models import Execution, Precision, Stem
 from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
+from perfexp.models.torchvision_names import REFUSED
 from perfexp.models.weights import find_weights, load_weights
 from perfexp.records import diagnostics
 
 models = import_torchvision().models
-#: Why the models of a package can't be measured.
-_REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
 #: Default number of classes by package: Kinetics-400, Pascal VOC; all others have ImageNet's.
 _USUAL_CLASSES = {"video": 400, "segmentation": 21}
 _IMAGENET_CLASSES = 1000
@@ -88,8 +87,8 @@ class Torchvision:
         if self.name not in names:
             raise UserError(f"torchvision builds no model {self.name!r}. {did_you_mean(self.name, names)}")
         package = str(models.get_model_builder(self.name).__module__).split(".")[2]
-        if package in _REFUSED:
-            raise UserError(f"{self.name} {_REFUSED[package]}, which perfexp does not measure; choose another model.")
+        if package in REFUSED:
+            raise UserError(f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another model.")
         if self._kwargs.get("quantize"):
             raise UserError(f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it.")
         return package

@@ -302,12 +302,14 @@ class Plan(PlanSchema):
         return [*(timed if profiler.times else ()), *self.profile_keys()]
 
 
-def register(scratch: Path | None = None) -> None:
-    """Register the schemas, and the one resolver of config.yaml, the empty folder for Hydra's own files, with Hydra."""
+def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:
+    """Register with Hydra the schemas, models without a file, and the resolver of the folder for Hydra's own files."""
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=ConfigSchema)
     for group, name, node in schema.settings():
         store.store(group=group, name=name, node=node)
+    for model, node in (models or {}).items():
+        store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
 
 

@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host import crash_report
 from perfexp.host.files import disk_error
+from perfexp.models import torchvision_names
 
 #: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
@@ -75,10 +76,8 @@ def _missing_option(error: MissingConfigException) -> UserError:
     options = [name for name in (error.options or []) if isinstance(name, str)]
     if not options:
         return UserError(f"configuration '{missing}' not found: {_first_line(error)}.")
-    hint = did_you_mean(option, options)
-    if group == "model":
-        hint += " For any other model of torchvision: model=torchvision model.name=NAME."
-    return UserError(f"{group}={option}: option not found. {hint}")
+    hint = did_you_mean(option, [*options, *torchvision_names.names()] if group == "model" else options)
+    return UserError(f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}")
 
 
 def _unknown_key(error: OmegaConfBaseException) -> UserError:

@@ -119,6 +119,7 @@ TARGETS = {
     "mode/train": "perfexp.modes.train.Train",
     "mode/inference": "perfexp.modes.inference.Inference",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
+    "model/timm": "perfexp.models.timm_models.Timm",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",
     "model/fake": "perfexp.models.fake.FakeModel",

@@ -33,6 +33,10 @@ _error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 DIAGNOSTICS: dict[str, Rule] = {
     # --- times ---
     "simulated": _warning("scripted device: every time in this record is simulated", "select a real device: gpu=auto"),
+    "in_process": _note(
+        "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
+        "measure in a fresh process: perfexp.measure('module:name')",
+    ),
     "too_few_samples": _note("{n} samples ({effective:.0f} effective): {reached}", "{advice}"),
     "drift": _warning(
         "the median moved by {relative:+.1%} from the first third of the samples to the last",

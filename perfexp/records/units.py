@@ -12,6 +12,8 @@ _PRETTY = {
     "watts": ("watts", 1.0),
     "hertz": ("mhz", 1e-6),
 }
+#: Symbols of units that are spelled out in records.
+SYMBOLS = {"joules": "J", "watts": "W"}
 
 
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:

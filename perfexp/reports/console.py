@@ -168,8 +168,9 @@ class Console:
             "other metrics": overview.metrics(rows),
         }
         for title, grid in tables.items():
-            if grid:
-                self.show_grid(title, grid)
+            if grid:  # one figure a line is better than columns that are left out
+                is_listed = len(grid.lines) == 1 and not self.has_room(grid)
+                self.show_grid(title, grid.transposed() if is_listed else grid)
         firsts = first_predictions(record)
         fields = varying(first.key for first in firsts)
         parts = [[label(first.key, fields), *first_prediction_text(first).split("; ")] for first in firsts]

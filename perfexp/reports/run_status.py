@@ -129,6 +129,11 @@ class Tally:
         statuses = set().union(*self.points.values())
         return statuses <= {Status.OK} and self.is_known and not (self.running or self.refused)
 
+    def by_status(self) -> dict[str, int]:
+        """Numbers of timed points, profiles and other points by status."""
+        total = sum(self.points.values(), Counter[Status | None]())
+        return {status.value if status else "missing": count for status, count in total.items()}
+
     def __str__(self) -> str:
         """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
         main = self.points[_TIMED] if self.points[_TIMED] or not self.is_known else self.points[_PROFILE]

@@ -98,6 +98,12 @@ class Grid:
         """The cells, row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
+    def transposed(self) -> Grid:
+        """Return the figures of the only line as lines of their own; its keys are left out."""
+        figures = [column for column in self.columns if not column.is_key]
+        names = Column("metric", (column.title for column in figures), prose=True)
+        return Grid([names, Column("value", (column.cells[0] for column in figures), prose=True)], self.notes)
+
     def without_empty(self) -> Grid:
         """Return the grid without its empty columns."""
         return Grid([column for column in self.columns if any(column.cells)], self.notes)

@@ -203,7 +203,8 @@ def metric_text(metric: Metric | None) -> str:
     elif metric.unit == "bytes":
         text = units.format_bytes(metric.value)
     else:
-        text = units.digits(metric.value) + (f" {metric.unit}" if metric.unit not in ("1", "") else "")
+        symbol = units.SYMBOLS.get(metric.unit, metric.unit)
+        text = units.digits(metric.value) + (f" {symbol}" if symbol not in ("1", "") else "")
     if metric.low is not None and metric.high is not None:
         text = with_width(interval_of(metric), text, f"{units.digits(metric.low)} … {units.digits(metric.high)}")
     return f"≈ {text}" if metric.estimated else text

@@ -31,6 +31,7 @@ from perfexp.host.lifeline import die_with
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, is_unedited
 from perfexp.tracking.payload import Payload, Upload, to_ms
 from perfexp.tracking.store import LockTimeout, how_to_look, is_foreign_place, locked
+from perfexp.tracking.views import VIEWS, has_views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -147,6 +148,8 @@ def _send(delivery: Delivery) -> str:
     with locked(delivery.uri, delivery.deadline):
         client = MlflowClient(tracking_uri=delivery.uri, registry_uri=delivery.uri)
         experiment_id = _experiment(client, delivery)
+        with suppress(Exception):  # they are internal to MLflow, and a run is complete without them
+            _add_views(client, experiment_id)
         if payload.parent:
             parent = Claim(client, experiment_id, payload.parent)
             tags[_PARENT] = parent.run_id
@@ -205,6 +208,17 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
     if experiment is None or experiment.lifecycle_stage != "active":
         raise TrackingFailed(f"its experiment {name!r} was deleted there; restore it or name another one")
     return _checked(experiment.experiment_id)
+
+
+def _add_views(client: MlflowClient, experiment_id: str) -> None:
+    """Add the views that an experiment lacks; those that a person changed stay."""
+    from mlflow import __version__
+
+    if has_views(__version__):
+        tags = client.get_experiment(experiment_id).tags
+        for view in VIEWS:
+            if view.tag not in tags:
+                client.set_experiment_tag(experiment_id, view.tag, view.value())
 
 
 def _checked(identifier: object) -> str:

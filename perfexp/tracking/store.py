@@ -215,6 +215,11 @@ def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
     return f"{base}/#/experiments/{experiment_id}{run}?workflowType=machine_learning"
 
 
+def view_page(base: str, experiment_id: str, key: str) -> str:
+    """Return the address of a saved view of an experiment."""
+    return f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+
+
 def uri_option(uri: str) -> str:
     """Return the option with which another command uses this store; empty if it does so by default."""
     return "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"

@@ -133,7 +133,7 @@ class Workbench:
         from perfexp.data import check  # part of the lap that loads the data in a cold start
 
         check(self.data)
-        model = config.build(self.plan.model)
+        model = self.build_model()
         if not hasattr(model, "open"):  # a bare torch module of the user's
             from perfexp.models.module import adapt
 
@@ -145,6 +145,10 @@ class Workbench:
             num_classes=self.data.num_classes if self.data.labelled else None,
             seed=self.plan.seed,
         )
+
+    def build_model(self) -> Any:
+        """Build the plan's model."""
+        return config.build(self.plan.model)
 
     def _check_checkpoint(self) -> None:
         """Raise UserError for a checkpoint that does not fit, before a point of it begins."""

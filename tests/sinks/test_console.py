@@ -451,3 +451,10 @@ def test_two_processes_are_said_to_say_little(build: Builder) -> None:
     text = shown(build, build.point(0.0600), build.point(0.0660, replicate=1))
     assert re.search(r"6\d ms \(3\d\.\d … 1\d\d ms\)", text), text
     assert "two processes predict little of a third" in text
+
+
+def test_the_figures_of_one_measurement_are_lines_rather_than_columns_left_out() -> None:
+    columns = [Column("size", ["224"], is_key=True), Column("memory", ["1 MiB"]), Column("energy", ["2 J"])]
+    grid = Grid(columns, ["a note"]).transposed()
+    assert grid.lines == [("memory", "1 MiB"), ("energy", "2 J")]
+    assert grid.notes == ["a note"]

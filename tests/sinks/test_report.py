@@ -138,7 +138,7 @@ def test_the_accuracy_of_the_meter_stands_below_the_energies_once(build: Builder
     text = markdown.markdown(build.record(*points))
     assert text.count("the scale of the board's meter is known to about ±5.0 %") == (1 if accuracy else 0)
     assert "meter\\_accuracy" not in text
-    assert "1.25 joules ± 4.0 %" in text
+    assert "1.25 J ± 4.0 %" in text
 
 
 def test_a_figure_of_many_points_is_told_of_the_first_and_the_last(build: Builder) -> None:

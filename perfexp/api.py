@@ -1,0 +1,155 @@
+"""The Python interface: compose a plan, measure a model, and load results as tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from perfexp.cli import composition
+from perfexp.cli.overrides import quoted
+from perfexp.errors import UserError
+from perfexp.host import installation, interrupts
+from perfexp.models import torchvision_names
+from perfexp.orchestration import job
+from perfexp.orchestration.preparation import Assignment, refuse_other_plan
+from perfexp.plan import config, naming
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Node of a model that only this process has.
+_LIVE = "perfexp.models.module.LiveModule"
+
+
+def compose(*arguments: str, **overrides: Any) -> config.Plan:
+    """Return the plan of overrides, as the command line composes it.
+
+    Args:
+        arguments: overrides as text, such as `"model=resnet50"`.
+        overrides: keys with their values; two underscores are a dot (`stopping__max_seconds=10`).
+
+    Raises:
+        UserError: a key, a value or their combination is wrong.
+    """
+    return config.typed(composition.compose([*arguments, *_texts(overrides)]))
+
+
+def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) -> Record:
+    """Measure a model and return its record, which is also on disk.
+
+    A name is measured in fresh processes: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
+    class or function that makes a torch module. An object is measured once in this process, which its record says
+    (`in_process`): a torch module, a class of one, or a function of a batch of images.
+
+    Args:
+        arguments: overrides as text.
+        overrides: keys with their values, as for `compose`; `quiet=False` prints progress and results.
+
+    Raises:
+        UserError: the model or an override is wrong.
+        PerfexpError: nothing could be measured.
+    """
+    quiet = overrides.setdefault("quiet", True)
+    console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
+    texts = [*arguments, *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")})]
+    own = {key.removeprefix("model__"): value for key, value in overrides.items() if key.startswith("model__")}
+    with interrupts.handled():
+        if not isinstance(model, str):
+            return _measured_here(model, texts, console)
+        if ":" not in model or torchvision_names.is_name(model):
+            return job.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
+        module, _, name = model.partition(":")
+        with _importable(module):
+            return job.run(_assignment(texts, {_free_name(name): {"_target_": f"{module}.{name}", **own}}), console)
+
+
+def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
+    """Return a table of all runs in and below folders.
+
+    Args:
+        places: folders of runs or sweeps, or any folders above them; records too.
+        what: `points`, with a row for each measurement; `layers`, or `samples`.
+
+    Raises:
+        UserError: no run is there.
+    """
+    from perfexp.commands.export import Collected  # with pandas
+
+    return Collected.of([Path(place) for place in places], samples=what == "samples", layers=what == "layers").frame(
+        what
+    )
+
+
+def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
+    """Compose a run, which may choose among further models by name, and has the first one."""
+    plain = composition.compose([*(f"model={name}" for name in models or ()), *texts], models or {})
+    plan = config.typed(plain)
+    name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
+    folder = naming.run_folder(plan, name)
+    refuse_other_plan(RunPaths(folder), plain)
+    return Assignment(plan=plan, plain=plain, folder=folder, name=name)
+
+
+def _measured_here(model: Callable[..., Any], texts: list[str], console: Console) -> Record:
+    from perfexp.worker.in_process import measure_points  # with torch
+
+    name = _free_name(getattr(model, "__name__", type(model).__name__))
+    given = {text.partition("=")[0] for text in texts}
+    once = [text for text in ("replicate=1", "ttfp=false") if text.partition("=")[0] not in given]
+    assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
+    if RunPaths(assignment.folder).plan.exists():  # equal plans do not mean equal objects
+        raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")
+    with job.Run(assignment, console) as running:
+        measure_points(assignment.plan, RunPaths(assignment.folder), model, console.warning)
+        return running.publish(running.save())
+
+
+def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:
+    return [f"{prefix}{key.replace('__', '.')}={_text(value)}" for key, value in overrides.items()]
+
+
+def _text(value: Any) -> str:
+    """Return a value in Hydra's grammar."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(part)}" for key, part in value.items()) + "}"
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = str(value)
+    return text if re.fullmatch(r"[A-Za-z]\w*", text) else quoted(text)
+
+
+def _free_name(name: str) -> str:
+    """Return the name of an own model, which hides no file of conf/."""
+    word = re.sub(r"\W", "_", name)
+    return f"own_{word}" if (installation.conf_dir() / "model" / f"{word}.yaml").exists() else word
+
+
+@contextmanager
+def _importable(module: str) -> Iterator[None]:
+    """While entered, workers import the module from where this process does; raises UserError if it cannot."""
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top) if top != "__main__" else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise UserError(f"module '{module}' not found by a fresh process; write the model into a file on the path.")
+    folder = Path(spec.origin).parent.parent if spec.submodule_search_locations else Path(spec.origin).parent
+    here = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
+    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with patch.dict(os.environ, {"PYTHONPATH": path}):
+        yield

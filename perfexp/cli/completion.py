@@ -1,0 +1,107 @@
+"""Completion: candidates for the word at the cursor, and the scripts with which shells query them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, flag_values
+from perfexp.cli.usage import COMMANDS, keys_of
+from perfexp.errors import UserError, did_you_mean
+from perfexp.host import installation
+from perfexp.models import torchvision_names
+
+#: First word of the command line with which a shell asks for candidates; the words up to the cursor follow.
+QUERY = "--complete"
+_FLAGS = (*MULTIRUN, *CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, OVERWRITE, "--cfg", "--help", "--version", "--hydra-help")
+#: Scripts by shell. Words are passed as the user typed them; nothing of them is evaluated.
+_SCRIPTS = {
+    "bash": """_perfexp() {
+    local line="${COMP_LINE:0:COMP_POINT}" candidate
+    local -a words
+    read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    # bash breaks words at = and : and replaces what follows
+    local word="${words[-1]}"
+    local prefix="${word%"${word##*[=:]}"}"
+    COMPREPLY=()
+    while IFS= read -r candidate; do
+        COMPREPLY+=("${candidate#"$prefix"}")
+    done < <(perfexp --complete "${words[@]:1}" 2>/dev/null)
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=/] ]] && compopt -o nospace 2>/dev/null
+    return 0
+}
+complete -o default -F _perfexp perfexp
+""",
+    "zsh": """#compdef perfexp
+_perfexp() {
+    local -a candidates
+    candidates=("${(@f)$(perfexp --complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    compadd -S '' -a candidates
+    (( ${#candidates} )) || _files
+}
+compdef _perfexp perfexp
+""",
+    "fish": """function __perfexp
+    perfexp --complete (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null
+end
+complete -c perfexp -f -a '(__perfexp)'
+complete -c perfexp -F -n 'test -z "(__perfexp)"'
+""",
+}
+
+
+def script(shell: str) -> str:
+    """Return the script that a shell reads; raises UserError for another shell."""
+    if shell not in _SCRIPTS:
+        raise UserError(f"completion for '{shell}' not found. {did_you_mean(shell, _SCRIPTS)}")
+    return _SCRIPTS[shell]
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """Return the candidates for the last word, whole: commands, keys, groups, options, flags and folders."""
+    *before, word = words or [""]
+    return sorted({text for text in _candidates(before, word) if text.startswith(word)})
+
+
+def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
+    folders = [installation.conf_dir(), *map(Path, flag_values(before, *CONFIG_DIR))]
+    if before and before[-1] in CONFIG_DIR:
+        return _folders(word)
+    for flag in CONFIG_DIR:
+        if word.startswith(f"{flag}="):
+            return [f"{flag}={folder}" for folder in _folders(word.removeprefix(f"{flag}="))]
+    if before and before[0] == "list":
+        return _groups(folders)
+    if before and before[0] in COMMANDS:
+        return ["--help", *_folders(word)]
+    key, equals, value = word.partition("=")
+    if equals:
+        return [f"{key}={text}" for text in _values(key.lstrip("+~"), value, folders)]
+    if word.startswith("-"):
+        return _FLAGS
+    keys = [f"{name}=" for name in {*_groups(folders), *keys_of(folders[0] / "config.yaml"), "resume"}]
+    return keys if before else [*COMMANDS, *keys]
+
+
+def _values(key: str, value: str, folders: Sequence[Path]) -> Iterator[str]:
+    if key in ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir"):
+        yield from _folders(value)
+        return
+    names = {file.stem for folder in folders for file in folder.glob(f"{key}/*.yaml")} if key.isidentifier() else set()
+    first, comma, _ = value.rpartition(",")  # several options are a sweep
+    for name in names | (set(torchvision_names.names()) if key == "model" else set()):
+        yield f"{first}{comma}{name}"
+
+
+def _groups(folders: Sequence[Path]) -> set[str]:
+    return {file.parent.name for folder in folders for file in folder.glob("*/*.yaml")}
+
+
+def _folders(word: str) -> list[str]:
+    """Return the folders whose path begins with a word, each with a slash at its end."""
+    parent = word.rpartition("/")[0] + "/" if "/" in word else ""
+    try:
+        return [f"{parent}{path.name}/" for path in Path(parent or ".").expanduser().iterdir() if path.is_dir()]
+    except OSError:
+        return []

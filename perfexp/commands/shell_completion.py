@@ -1,0 +1,16 @@
+"""perfexp completion: print the script that completes perfexp's commands, groups and options in a shell."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perfexp.cli.completion import script
+from perfexp.commands.app import app
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+    """Print a shell's completion script: eval "$(perfexp completion bash)", or perfexp completion fish | source."""
+    typer.echo(script(shell), nl=False)

@@ -1,0 +1,63 @@
+"""Image classifiers of timm (PyTorch Image Models) with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import UserError, did_you_mean
+from perfexp.models import Execution, Precision
+from perfexp.models.kinds import Classification
+from perfexp.models.session import TorchSession
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.models.torchvision_names import TIMM
+
+_IMAGENET_CLASSES = 1000
+
+
+class Timm:
+    """A classifier that timm builds.
+
+    Args:
+        name: timm's name of the architecture, also with the prefix `timm:`.
+    """
+
+    def __init__(self, *, name: str, num_classes: int | None = None, kwargs: dict[str, Any] | None = None) -> None:
+        self.name = name
+        self._num_classes, self._kwargs = num_classes, dict(kwargs or {})
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> TorchSession:
+        classes = self._num_classes or num_classes or _IMAGENET_CLASSES
+        if num_classes is not None and num_classes > classes:
+            raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
+        torch.manual_seed(seed)
+        return TorchSession(
+            self._build(classes),
+            kind=Classification(classes),
+            name=self.name,
+            device=device,
+            precision=precision,
+            execution=execution,
+            facts={"weights": f"random, seed {seed}"},
+        )
+
+    def _build(self, classes: int) -> torch.nn.Module:
+        import_torchvision()  # timm imports it too, and would fail where its compiled operators do not fit torch
+        try:
+            import timm
+        except ImportError as error:
+            raise UserError(f"model={self.name} needs timm: pip install 'perfexp[timm]'") from error
+        name = self.name.removeprefix(TIMM)
+        names = timm.list_models()
+        if name not in names:  # names of a hub would download
+            raise UserError(f"timm builds no model {name!r}. {did_you_mean(name, names)}".rstrip())
+        try:
+            module = timm.create_model(name, pretrained=False, num_classes=classes, **self._kwargs)
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise UserError(f"timm's {name} does not take these settings: {error}.") from error
+        assert isinstance(module, torch.nn.Module)
+        return module

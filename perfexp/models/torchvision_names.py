@@ -1,0 +1,47 @@
+"""Names of models without a configuration file: torchvision's, read from its source, and those of timm.
+
+Importing either takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: Packages whose models perfexp does not measure, and why.
+REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
+#: Prefix of models of timm.
+TIMM = "timm:"
+_TIMM_NAME = re.compile(rf"{TIMM}\w+")
+_BUILDER = re.compile(r"^@register_model\((?:name=)?(?:[\"'](\w+)[\"'])?\)\n.*?^def (\w+)", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of the models that can be measured, sorted; none if torchvision is not installed."""
+    try:
+        spec = importlib.util.find_spec("torchvision")
+    except (ImportError, ValueError):
+        return ()
+    found = set()
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        models = Path(root) / "models"
+        for file in models.rglob("*.py"):
+            if file.parent.name not in REFUSED:
+                builders = _BUILDER.finditer(file.read_text(encoding="utf-8"))
+                found |= {builder[1] or builder[2] for builder in builders}
+    return tuple(sorted(found))
+
+
+def is_name(option: str) -> bool:
+    """Whether an option of the group `model` needs no file: a name of torchvision, or `timm:NAME`."""
+    return _TIMM_NAME.fullmatch(option) is not None or option in names()
+
+
+@cache
+def node(option: str) -> dict[str, Any]:
+    """Return the configuration of an option without a file; the same object each time."""
+    return {"defaults": ["timm" if option.startswith(TIMM) else "torchvision", "_self_"], "name": option}

@@ -1,0 +1,67 @@
+"""Measure an object of the caller's, in the caller's process: a fresh one could not have it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.models.module import live_model
+from perfexp.plan import config
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
+from perfexp.worker import points
+from perfexp.worker.workbench import Workbench
+
+
+def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any], warn: Callable[[str], None]) -> None:
+    """Measure the points, and the layers, of a plan that have no result yet; raises UserError for several processes.
+
+    Args:
+        warn: called with the cause of a wait, at once and every minute.
+    """
+    if plan.ranks > 1 or plan.processes > 1 or plan.ttfp or plan.profile_keys():
+        raise UserError(
+            "an object is measured in one process: leave out gpu.count, replicate, ttfp and profiler, or pass "
+            "'module:name'."
+        )
+    emit = _Waits(warn)
+    try:
+        with _Here(plan, paths, emit, model).opened() as procedure:
+            points.measure_points(procedure, plan, paths, 0, emit)
+            points.dissect_points(procedure, plan, paths, 0, emit)
+    finally:
+        gc.unfreeze()
+
+
+#: The class below has an argument named as the module.
+_NOTE = diagnostics.make("in_process")
+
+
+class _Waits(Events):
+    """Events in one process: only the cause of a wait is reported."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(None)
+        self._warn = warn
+
+    def __call__(self, event: str, **details: Any) -> None:
+        if details.get("patient"):
+            self._warn(details["text"])
+
+
+class _Here(Workbench):
+    """A workbench whose model is an object, and whose facts and diagnostics say so."""
+
+    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events, model: Callable[..., Any]) -> None:
+        super().__init__(plan, paths, emit)
+        self._model = model
+
+    def build_model(self) -> Any:
+        return live_model(self._model, self.plan.model_name)
+
+    def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
+        super().write_environment([*diagnostics, _NOTE], in_process=True, **extra)

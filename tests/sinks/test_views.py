@@ -1,0 +1,28 @@
+"""Saved views of MLflow, which are tags of the experiment."""
+
+import base64
+import json
+import zlib
+
+import pytest
+
+from perfexp.tracking import store
+from perfexp.tracking.views import VIEWS, has_views
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.key)
+def test_a_view_has_a_state_that_mlflow_unpacks(view):
+    content = json.loads(view.value())
+    method, _, packed = content["state"].partition(";")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    assert method == "deflate"
+    assert state["orderByKey"] in state["selectedColumns"]
+    assert state["searchFilter"] == view.query
+    assert view.key in store.view_page("http://127.0.0.1:5000", "1", view.key)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("3.17.2", True), ("3.20.0", True), ("3.16.9", False), ("4.0.0", False), ("x", False)]
+)
+def test_views_are_for_known_versions(version, expected):
+    assert has_views(version) is expected

@@ -1,0 +1,93 @@
+"""The Python interface: plans, records and tables."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perfexp
+from perfexp.errors import UserError
+from perfexp.models.fake import FakeModel
+from perfexp.records.record import Status
+
+FAKE = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "ttfp": False, "replicate": 1}
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "batch-sizes.ipynb"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_overrides_are_composed_as_on_the_command_line():
+    plan = perfexp.compose("model=swin_t", batch_size=[1, 8], stopping__max_seconds=3, precision="fp16", epochs=None)
+    assert (plan.model_name, plan.batch_size, plan.stopping["max_seconds"]) == ("swin_t", [1, 8], 3)
+    assert (plan.precision.name, plan.epochs) == ("fp16", None)
+
+
+def test_a_wrong_override_is_a_user_error():
+    with pytest.raises(UserError, match="Did you mean batch_size"):
+        perfexp.compose(batchsize=8)
+
+
+@pytest.mark.parametrize("model", ["fake", "perfexp.models.fake:FakeModel"])
+def test_a_name_is_measured_in_a_fresh_process(model):
+    record = perfexp.measure(model, **FAKE, output_dir="run", batch_size=[1, 2])
+    assert record.status is Status.OK
+    assert "in_process" not in record.environment
+    assert [point.key.batch_size for point in record.points] == [1, 2]
+
+
+def test_an_object_is_measured_in_this_process_which_the_record_says():
+    record = perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
+    assert record.status is Status.OK
+    assert record.environment["in_process"] is True
+    assert "in_process" in [diagnostic.code for diagnostic in record.doubts]
+    with pytest.raises(UserError, match="results of an earlier object"):
+        perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
+    with pytest.raises(UserError, match="holds the run of another plan"):
+        perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run", batch_size=2)
+
+
+def test_an_object_is_measured_once():
+    with pytest.raises(UserError, match="one process"):
+        perfexp.measure(FakeModel(), gpu="fake", tracking="none", replicate=2)
+
+
+def test_a_module_that_a_fresh_process_cannot_import_is_refused():
+    with pytest.raises(UserError, match="not found by a fresh process"):
+        perfexp.measure("__main__:TinyNet")
+
+
+def test_runs_are_loaded_as_tables():
+    perfexp.measure("fake", **FAKE, output_dir="runs/a")
+    perfexp.measure("fake", **FAKE, output_dir="runs/b", batch_size=2)
+    points = perfexp.load("runs")
+    assert sorted(points.batch_size) == [1, 2]
+    assert len(perfexp.load("runs", what="samples")) > 2
+    with pytest.raises(UserError, match="Possible: layers, points, samples"):
+        perfexp.load("runs", what="x")
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, perfexp; sys.exit(bool({'torch', 'hydra', 'pandas', 'typer'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(capsys):
+    """Each code cell in order, in one namespace, as Jupyter runs them."""
+    os.environ.setdefault("MPLBACKEND", "agg")
+    space = {}
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), space)
+            assert bool(out.getvalue()) == bool(cell["outputs"])
+    assert list(space["points"].status) == ["ok"] * 3
