@@ -64,4 +64,4 @@ class _Here(Workbench):
         return live_model(self._model, self.plan.model_name)
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
-        super().write_environment([*diagnostics, _NOTE], in_process=True, **extra)
+        super().write_environment([*further, _NOTE], in_process=True, **extra)
