@@ -44,7 +44,7 @@ from typing import Any
 import torch
 
 from perfexp.cli.composition import compose
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
 from perfexp.plan import config as configuration
 from perfexp.probes import depth, queue, timing

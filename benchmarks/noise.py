@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
-from perfexp.measure.times import Times
+from perfexp.measuring.times import Times
 from perfexp.records import disturbances
 from perfexp.records.record import Key, Point, Status
 from perfexp.records.summary import Row, row

@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from perfexp.api import compose, load, measure
     from perfexp.records.metrics import metric
 
-#: Modules of the interface; `measure` is a package that can be called.
-_MODULES = {"compose": "perfexp.api", "load": "perfexp.api", "metric": "perfexp.records.metrics"}
+#: Modules of the interface.
+_MODULES = {
+    "compose": "perfexp.api",
+    "load": "perfexp.api",
+    "measure": "perfexp.api",
+    "metric": "perfexp.records.metrics",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of the interface on first use: the command line starts without Hydra, pandas and torch."""
-    if name == "measure":
-        return import_module("perfexp.measure")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

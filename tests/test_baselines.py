@@ -5,7 +5,7 @@ import pytest
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported
-from perfexp.measure import baselines
+from perfexp.measuring import baselines
 from perfexp.records.record import Key, Metric, Point, Status
 
 KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")

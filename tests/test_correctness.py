@@ -7,7 +7,7 @@ import torch
 
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision, compilation
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession

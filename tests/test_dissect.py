@@ -18,8 +18,8 @@ from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
 from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
 from perfexp.layers import Key as RowKey
-from perfexp.measure.layers_pass import dissect, not_tried
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.layers_pass import dissect, not_tried
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt

@@ -14,8 +14,8 @@ from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
-from perfexp.measure import training
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring import training
+from perfexp.measuring.procedure import Procedure
 from perfexp.meters import Found, none_because
 from perfexp.meters.fake import FakeMeter, Turns, steady
 from perfexp.models import Execution, Precision

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfexp.measure import verdicts
+from perfexp.measuring import verdicts
 
 
 @pytest.mark.parametrize(

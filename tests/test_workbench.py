@@ -195,4 +195,4 @@ def test_a_worker_starts_without_what_a_cold_start_does_not_need():
     modules = imported_with("perfexp.worker.entry")
     rooms = {module.split(".")[1] for module in modules if "." in module}
     assert not rooms & {"data", "layers", "modes", "orchestration", "probes", "ranks"}
-    assert "perfexp.measure.procedure" not in modules
+    assert "perfexp.measuring.procedure" not in modules

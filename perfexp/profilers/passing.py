@@ -14,7 +14,7 @@ from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled
 from perfexp.records.record import Key
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:

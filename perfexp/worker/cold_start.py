@@ -6,7 +6,7 @@ import time
 import traceback
 
 from perfexp.errors import UserError
-from perfexp.measure.verdicts import verdict, watching_the_host
+from perfexp.measuring.verdicts import verdict, watching_the_host
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line

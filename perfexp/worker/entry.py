@@ -16,7 +16,7 @@ import msgspec
 from perfexp.errors import Unsupported, UserError
 from perfexp.host import lifeline
 from perfexp.host.process import worker_command
-from perfexp.measure.verdicts import verdict
+from perfexp.measuring.verdicts import verdict
 from perfexp.plan import config, plan_file
 from perfexp.profilers import place_of
 from perfexp.records.messages import Events

@@ -14,7 +14,7 @@ from perfexp.records.record import Key, Point, Status, missing, point_to_line, r
 
 if TYPE_CHECKING:
     from perfexp.data import Data
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
     from perfexp.worker.peak_memory import MemoryGuard
 
 #: Files that cannot be used, of which the console shows each.
@@ -79,7 +79,7 @@ def _report_problems(data: Data, emit: Events) -> None:
 
 def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:
     """Measure the layers of the points that were timed, as points of their own."""
-    from perfexp.measure.layers_pass import dissect, not_tried  # with the layers, which timing does without
+    from perfexp.measuring.layers_pass import dissect, not_tried  # with the layers, which timing does without
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True

@@ -13,7 +13,7 @@ import msgspec
 
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, RankLost, UserError
-from perfexp.measure.verdicts import verdict
+from perfexp.measuring.verdicts import verdict
 from perfexp.meters import together
 from perfexp.plan import config, plan_file
 from perfexp.ranks import Place, Shareable, start
@@ -27,7 +27,7 @@ from perfexp.worker.points import measure_points
 from perfexp.worker.workbench import Workbench, report_failure
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
     from perfexp.modes import Step
 
 #: Length of an error's text. The line of JSON stays below 4096 bytes (POSIX: PIPE_BUF) and reaches the pipe whole.

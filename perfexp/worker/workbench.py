@@ -29,7 +29,7 @@ from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
     from perfexp.data import Data
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
     from perfexp.meters import Found
     from perfexp.models import Session
     from perfexp.probes.energy import EnergyProcedure
@@ -163,7 +163,7 @@ class Workbench:
 
         The `extra` fields of the procedure replace those of the plan.
         """
-        from perfexp.measure.procedure import Procedure  # with all probes, which a cold start does without
+        from perfexp.measuring.procedure import Procedure  # with all probes, which a cold start does without
 
         plan, algorithm = self.plan, config.build(self.plan.algorithm)
         with algorithm.applied(self.session) as applied:

@@ -6,7 +6,7 @@ import torch
 from perfexp.algorithms.forced import Forced
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference

@@ -9,7 +9,7 @@ from perfexp.data import made_skeletons
 from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Backbone, ClipSize, Execution, Precision, Schedule
 from perfexp.models.clip_gesture import ClipGesture, Gesture
 from perfexp.models.gestures import BEGIN, END, GESTURES, PAD, PROMPT, decode, encode, padded

@@ -24,7 +24,7 @@ from perfexp.data.images import Images
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision, Schedule
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession

@@ -8,7 +8,7 @@ import pytest
 
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.fake import FakeDevice
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference

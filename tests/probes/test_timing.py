@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfexp.devices.fake import FakeDevice
-from perfexp.measure import verdicts
+from perfexp.measuring import verdicts
 from perfexp.probes import depth, queue, timing
 from perfexp.records import point_times
 from perfexp.statistics import estimators

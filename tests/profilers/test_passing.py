@@ -9,7 +9,7 @@ from torch import nn
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference

@@ -11,7 +11,7 @@ from perfexp.data import Batches
 from perfexp.data.synthetic import on_device
 from perfexp.devices import Cache
 from perfexp.errors import Unsupported
-from perfexp.measure import baselines, energy_pass, graph_fallback, verdicts
+from perfexp.measuring import baselines, energy_pass, graph_fallback, verdicts
 from perfexp.modes import Step
 from perfexp.probes import ProbeContext, timing, work_rates
 from perfexp.ranks import joint
@@ -19,7 +19,7 @@ from perfexp.records import diagnostics
 from perfexp.records.record import Key, Point
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
 
 #: Calls that the user's probes observe.
 _PROBED_CALLS = 3
@@ -102,7 +102,7 @@ def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
 
 
 def _check_outputs(procedure: Procedure, point: Point, batches: Batches) -> None:
-    from perfexp.measure import correctness  # with torch, which a scripted device does without
+    from perfexp.measuring import correctness  # with torch, which a scripted device does without
 
     correctness.add(procedure, point, batches)
 

@@ -3,7 +3,7 @@
 A point's measurements come in this order, so that none of them disturbs an earlier one:
 
 1. the first call, which chooses kernels and is outside of all statistics;
-2. the times of the undisturbed call (`perfexp.measure.times`) and the peak of memory;
+2. the times of the undisturbed call (`perfexp.measuring.times`) and the peak of memory;
 3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
 4. further passes over the same call, each of which may fail on its own: energy of the loop, phases, probes,
    baselines, several ranks, proof of the algorithm, device time as a CUDA graph, energy of the device, work.
@@ -31,9 +31,9 @@ from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
 from perfexp.host import host_turns
-from perfexp.measure import further_passes, memory_search, training, verdicts
-from perfexp.measure.epochs import Epochs
-from perfexp.measure.times import Times
+from perfexp.measuring import further_passes, memory_search, training, verdicts
+from perfexp.measuring.epochs import Epochs
+from perfexp.measuring.times import Times
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.modes.train import Train

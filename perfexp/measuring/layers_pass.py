@@ -17,8 +17,8 @@ from perfexp.data import Batches
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
-from perfexp.measure import graph_fallback, verdicts
-from perfexp.measure.procedure import Procedure
+from perfexp.measuring import graph_fallback, verdicts
+from perfexp.measuring.procedure import Procedure
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from perfexp.data import Batches
 from perfexp.devices import Cache
 from perfexp.errors import Unsupported, UserError, Waits
-from perfexp.measure import verdicts
-from perfexp.measure.graph_fallback import on_held_batches, without_waits
+from perfexp.measuring import verdicts
+from perfexp.measuring.graph_fallback import on_held_batches, without_waits
 from perfexp.meters import Reading
 from perfexp.meters.energy_metrics import another_pace
 from perfexp.modes import Step, graphed
@@ -19,7 +19,7 @@ from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loo
 from perfexp.records.record import Point
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
 
 
 def in_two_parts(

@@ -13,7 +13,7 @@ from perfexp.models.plain import outputs_in_fp32
 from perfexp.records.record import Metric, Point
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
 
 
 def add(procedure: Procedure, point: Point, batches: Batches) -> None:

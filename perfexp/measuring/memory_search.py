@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perfexp.measure import verdicts
+from perfexp.measuring import verdicts
 from perfexp.records.record import Key, Metric, Point, Status
 
 if TYPE_CHECKING:
-    from perfexp.measure.procedure import Procedure
+    from perfexp.measuring.procedure import Procedure
 
 
 def add_batch_that_fits(procedure: Procedure, point: Point) -> None:

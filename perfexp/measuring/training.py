@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from perfexp.data import Batches, Data
-from perfexp.measure import verdicts
+from perfexp.measuring import verdicts
 from perfexp.models import Session
 from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point

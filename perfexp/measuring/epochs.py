@@ -21,7 +21,7 @@ from perfexp.data import Batches, Data
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.host.files import disk_error
-from perfexp.measure import training
+from perfexp.measuring import training
 from perfexp.models import Session
 from perfexp.modes import Step
 from perfexp.modes.schedules import Rates

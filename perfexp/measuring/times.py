@@ -13,7 +13,7 @@ import numpy as np
 
 from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
-from perfexp.measure import verdicts
+from perfexp.measuring import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
 from perfexp.probes.conditions import Observer

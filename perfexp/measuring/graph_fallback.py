@@ -10,8 +10,8 @@ from perfexp.data import Batches
 from perfexp.data.synthetic import on_device
 from perfexp.devices import Device
 from perfexp.errors import Waits
-from perfexp.measure import verdicts
-from perfexp.measure.times import Times
+from perfexp.measuring import verdicts
+from perfexp.measuring.times import Times
 from perfexp.models import Session, Unwaiting
 from perfexp.modes import Step, without_data
 from perfexp.probes import timing

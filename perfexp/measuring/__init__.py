@@ -1,0 +1,1 @@
+"""The measuring procedure of one point. Start reading in `procedure`."""
