@@ -163,13 +163,13 @@ def test_a_read_only_folder_is_told(run, tmp_path):
     ("arguments", "said"),
     [
         (["statuss"], "'statuss' is neither a command nor KEY=VALUE. Did you mean status"),
-        ([*FAKE, "resnet18"], "'resnet18' is neither a command nor KEY=VALUE. Possible: ab, baseline, benchmark, "),
+        ([*FAKE, "resnet18"], "settings are KEY=VALUE. Did you mean: perfexp model=fake gpu=fake"),
         (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
         (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
         ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
         ([*FAKE, "percentiles=50"], "percentiles is a list, also of one value: percentiles=[…]."),
-        (["model=squeezenet1_1"], "For any other model of torchvision: model=torchvision model.name=NAME."),
+        (["model=squeezenet1_7"], "Did you mean squeezenet1_"),
         ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is stored"),
     ],
 )

@@ -76,7 +76,7 @@ VALUES = st.sampled_from(
 GROUPS = {
     folder.name: [file.stem for file in sorted(folder.glob("*.yaml"))]
     for folder in conf_dir().iterdir()
-    if folder.is_dir()
+    if folder.is_dir() and list(folder.glob("*.yaml"))
 }
 
 

@@ -75,6 +75,7 @@ def plan():
         data={"_target_": "perfexp.data.synthetic.Synthetic"},
         model={"_target_": "perfexp.models.fake.FakeModel"},
         device_lock=config.DeviceLock.fail,
+        host_sharing=config.HostSharing.none,
         first_prediction_keys=lambda: [key],
     )
 

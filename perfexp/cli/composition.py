@@ -87,7 +87,7 @@ def call_with_hydra(
     arguments: Sequence[str], function: Callable[[DictConfig], None], models: Mapping[str, Any] | None = None
 ) -> None:
     """Have Hydra call a function with the configuration of each job."""
-    for refuse in (refuse_unreadable, refuse_targets, refuse_no_names, refuse_hydra_settings):
+    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names):
         refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)

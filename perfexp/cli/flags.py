@@ -16,6 +16,8 @@ DRY_RUN = "--dry-run"
 JSON = "--json"
 #: Replace the results in the run's folder.
 OVERWRITE = "--overwrite"
+#: Flags of the process that measures one run of a sweep; nobody types them.
+OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:

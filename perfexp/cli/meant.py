@@ -6,7 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, flag_values
+from perfexp.cli.flags import (
+    CONFIG_DIR,
+    DRY_RUN,
+    JSON,
+    MAX_JOBS,
+    MULTIRUN,
+    OF_SWEEP,
+    OVERWRITE,
+    PARENT,
+    REQUEUE,
+    flag_values,
+)
 from perfexp.cli.usage import COMMANDS, keys_of
 from perfexp.errors import nearest
 from perfexp.host import installation
@@ -18,6 +29,7 @@ _SWITCHES = {
     DRY_RUN,
     OVERWRITE,
     JSON,
+    REQUEUE,
     "--run",
     "-r",
     "--resolve",
@@ -25,7 +37,20 @@ _SWITCHES = {
     "-sc",
     "--hydra-help",
 }
-_VALUED = {*CONFIG_DIR, MAX_JOBS, "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
+_VALUED = {
+    *CONFIG_DIR,
+    MAX_JOBS,
+    OF_SWEEP,
+    PARENT,
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+}
 _VALUED |= {"--info", "-i", "--experimental-rerun"}
 #: Keys of perfexp by the names that other tools use.
 _KEYS = {"batch": "batch_size", "b": "batch_size", "bs": "batch_size", "size": "input_size", "image_size": "input_size"}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from perfexp.cli.flags import OF_SWEEP, PARENT, REQUEUE
 from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, lifeline
@@ -20,8 +21,6 @@ from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import SweepMembership, read_points
 from perfexp.records.sweep_record import Sweep, SweepChild
 
-#: Flags of the process that measures one run of a sweep; nobody types them.
-OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 #: The job of a node that fell silent may live on for a while after SLURM has queued it again.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 

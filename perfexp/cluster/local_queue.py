@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from perfexp.cli.flags import PARENT
 from perfexp.cli.overrides import quoted
 from perfexp.cluster import element
 from perfexp.cluster.campaign import Ended, enter_finished
@@ -101,7 +102,7 @@ class LocalCampaign:
         ]
         with _log(sweep_run, number, "out") as out, _log(sweep_run, number, "err") as err:
             popen = subprocess.Popen(
-                [*element.command(sweep_run.paths, number, overrides), f"{element.PARENT}={os.getpid()}"],
+                [*element.command(sweep_run.paths, number, overrides), f"{PARENT}={os.getpid()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

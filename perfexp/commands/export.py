@@ -65,8 +65,11 @@ def export(
     itself.
     """
     targets = _targets(out, form, samples=samples, layers=layers)
+    collected = Collected(samples=samples, layers=layers)
+    files = [file for place in places for file in collected.files(place)]
     refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
-    collected = Collected.of(places, samples=samples, layers=layers)
+    for file in files:
+        collected.add(file)
     lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)

@@ -374,8 +374,8 @@ def test_only_algorithms_are_listed_for_a_model(capsys):
     assert "overrides are for algorithms only" in capsys.readouterr().err
     assert commands.run(["list", "model=resnet18"]) == 2
     assert "perfexp list algorithms model=resnet18" in capsys.readouterr().err
-    assert commands.run(["list", "algorithms", "--json"]) == 2
-    assert "--json is for the layers of a model" in capsys.readouterr().err
+    assert commands.run(["list", "algorithms", "--json"]) == 0
+    assert "fastest" in json.dumps(json.loads(capsys.readouterr().out))
 
 
 def test_the_group_alone_stays_as_it_is(capsys):

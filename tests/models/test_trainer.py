@@ -232,7 +232,7 @@ def test_custom_metrics_belong_to_their_epoch_and_their_point(pictures: Path, tm
 
     recorder, lines = Recorder(), []  # type: ignore[var-annotated]
     measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=2, eval_every=1, module=Reporting())
-    measuring.probes, measuring.report = {"recorder": recorder}, lines.append
+    measuring.probes, measuring.report = {"recorder": recorder}, lambda line, _point: lines.append(line)
     point = measuring.measure(KEY)
     assert point.status is Status.OK, point.error
     first, second = ({metric.name: metric.value for metric in epoch.metrics} for epoch in point.epochs)
