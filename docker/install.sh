@@ -13,7 +13,7 @@ if [ "$1" = --perfexp ]; then
     pip install --no-deps --no-index --no-compile /opt/dist/perfexp-*.whl
     compile "$packages/perfexp"
     printf '%s\n' "$@" >/etc/perfexp-image
-    install -d -o 10001 -g 10001 /work
+    install -d -o 10001 -g 10001 /measurements
     exit
 fi
 # source packages are built with the locked tools; TORCH_SOURCE is empty or has options of pip
