@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
 LOCKS = {path.stem: path for path in (DOCKER / "requirements").glob("*.txt")}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 CAPS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("#", "")]
 
 
@@ -52,6 +53,13 @@ def test_the_locks_of_an_image_hold_what_pyproject_needs(locks, extras, absent):
 def test_measuring_nodes_have_the_client_of_the_same_mlflow():
     assert pins("measure")["mlflow-skinny"] == pins("base")["mlflow"] == pins("mlflow")["mlflow"]
     assert {"sqlalchemy", "alembic"} <= pins("measure").keys()
+
+
+def test_the_wheel_of_an_image_is_built_from_all_packages():
+    copied = re.findall(r"^COPY (\w+) /src/", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    for folder in (*SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "conf"):
+        assert folder in copied
+        assert f"!{folder}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_images_run_without_rights_on_bases_that_the_builder_chooses():

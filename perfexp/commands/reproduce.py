@@ -170,7 +170,9 @@ def _settle(
         plan=record.plan,
         chosen=(*given, "replicate"),
         readable=tuple(
-            path for path in (config_dir, *map(Path, given.values())) if path and path.is_absolute() and path.exists()
+            path
+            for path in (config_dir, *(Path(value) for key, value in given.items() if key != "output_dir"))
+            if path and path.is_absolute() and path.exists()
         ),
         has_gpus=environment.fact_at(record.environment, "device.kind") == "cuda",
     )
