@@ -23,7 +23,7 @@ from perfexp.orchestration import job
 from perfexp.orchestration.preparation import Assignment, refuse_other_plan
 from perfexp.plan import config, naming
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record
+from perfexp.records.record import Record, read_points
 from perfexp.reports.console import Console
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
     given = {text.partition("=")[0] for text in texts}
     once = [text for text in ("replicate=1", "ttfp=false") if text.partition("=")[0] not in given]
     assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
-    if RunPaths(assignment.folder).plan.exists():  # equal plans do not mean equal objects
+    paths = RunPaths(assignment.folder)
+    if read_points(paths.points):  # equal plans do not mean equal objects
         raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")
-    with job.Run(assignment, console) as running:
-        measure_points(assignment.plan, RunPaths(assignment.folder), model, console.warning)
-        return running.publish(running.save())
+    return job.run(assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning))
 
 
 def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:

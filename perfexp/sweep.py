@@ -170,19 +170,15 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
     return None
 
 
-def shrunk(results: Sequence[Measured], replicate: int) -> list[tuple[Key, int]]:
-    """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not.
-
-    A point of the results, or of another point that ran out of memory, is not among them.
-    """
+def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
+    """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not."""
     found: dict[Key, int] = {}
     for point in results:
         fits = point.metric("batch_that_fits")
-        if point.status is Status.OOM and point.key.replicate == replicate and fits is not None and fits.value:
+        if point.status is Status.OOM and fits is not None and fits.value:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
             found.setdefault(key, point.key.batch_size)
-    known = {point.key for point in results}
-    return [(key, before) for key, before in found.items() if key not in known]
+    return found
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import perfexp
-from perfexp.errors import UserError
+from perfexp.errors import PerfexpError, UserError
+from perfexp.measuring.procedure import Procedure
 from perfexp.models.fake import FakeModel
-from perfexp.records.record import Status
+from perfexp.records.record import Record, Status
 
 FAKE = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "ttfp": False, "replicate": 1}
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "batch-sizes.ipynb"
@@ -52,6 +54,35 @@ def test_an_object_is_measured_in_this_process_which_the_record_says():
         perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
     with pytest.raises(UserError, match="holds the run of another plan"):
         perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run", batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)]
+)
+def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(monkeypatch, failure, raised):
+    measure, calls = Procedure.measure, []
+
+    def second_fails(self, key):
+        calls.append(key)
+        if len(calls) == 2:
+            raise failure
+        return measure(self, key)
+
+    monkeypatch.setattr(Procedure, "measure", second_fails)
+    settings = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "output_dir": "run", "batch_size": [1, 2]}
+    with pytest.raises(raised):
+        perfexp.measure(FakeModel(), **settings)
+    finished = [point.key for point in Record.load(Path("run")).points if point.status is Status.OK]
+    assert finished == calls[:1]
+    assert list(Path("run").glob("*.csv"))
+
+
+def test_a_folder_without_a_result_is_measured_into(monkeypatch):
+    settings = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "output_dir": "run"}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Procedure, "measure", Mock(side_effect=KeyboardInterrupt))
+        perfexp.measure(FakeModel(), **settings)
+    assert perfexp.measure(FakeModel(), **settings).status is Status.OK
 
 
 def test_an_object_is_measured_once():

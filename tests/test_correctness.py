@@ -1,5 +1,6 @@
 """Outputs against those in plain fp32, and what a compiler reports."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,3 +98,14 @@ def test_graphs_their_breaks_and_recompilations_are_counted() -> None:
     assert seconds.name == "compile/seconds" and seconds.value
     compilation.reset()
     assert figures() == [0.0, 0.0, 0.0]
+
+
+def test_sums_over_compilations_that_torch_has_dropped_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import utils
+
+    entries = [SimpleNamespace(duration_us=1, is_forward=True, compile_id="0/1")] * 64
+    monkeypatch.setattr(utils, "get_compilation_metrics", lambda: entries)
+    values = {metric.name: (metric.value, metric.reason) for metric in compilation.metrics()}
+    reason = "torch keeps only the last 64 compilations"
+    assert values["compile/seconds"] == values["compile/recompilations"] == (None, reason)
+    assert values["compile/graphs"][0] is not None

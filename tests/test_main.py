@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfexp.main import main
+from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, read_points
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -219,6 +220,16 @@ def test_the_batch_that_fits_is_measured_if_that_is_set(run):
     }
     assert run(*settings)[0] == code  # nothing is left to measure
     assert [point.key for point in Record.load(Path("x")).points] == [point.key for point in record.points]
+
+    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
+    last = [line for line in lines if b"shrunk_from" not in line]
+    assert len(lines) - len(last) >= 2
+    Path("x/points.jsonl").write_bytes(b"".join(last))  # as if it had been interrupted before them
+    Path("x/record.json").unlink()
+    _, _, [again] = run(*settings)
+    assert {point.key for point in again.points} == {point.key for point in record.points}
+    assert [point.facts["shrunk_from"] for point in again.points if "shrunk_from" in point.facts]
+    assert {point.key for point in again.points} <= set(Expected.load(Path("x/expected.json")).keys)
 
 
 def test_where_not_even_one_sample_fits_that_is_told(run):

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +22,7 @@ from perfexp.models.fake import FakeSession
 from perfexp.plan import config
 from perfexp.probes import timing
 from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, read_points
 from perfexp.worker import cold_start, entry, workbench
 from perfexp.worker.workbench import Workbench
@@ -197,3 +198,28 @@ def test_a_worker_starts_without_what_a_cold_start_does_not_need():
     rooms = {module.split(".")[1] for module in modules if "." in module}
     assert not rooms & {"data", "layers", "modes", "orchestration", "probes", "ranks"}
     assert "perfexp.measuring.procedure" not in modules
+
+
+def test_a_profile_takes_part_in_the_turns_of_the_host(monkeypatch, tmp_path):
+    noted = []
+
+    class Bench:
+        def __init__(self, *_):
+            pass
+
+        @contextmanager
+        def sharing_host(self):
+            noted.append("shared")
+            yield
+
+        @contextmanager
+        def opened(self, *, profiled):
+            noted.append("opened")
+            yield None
+
+    key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
+    plan = SimpleNamespace(profile_keys=lambda: [key], profiler={"_target_": "types.SimpleNamespace", "name": "x"})
+    monkeypatch.setattr(entry, "Workbench", Bench)
+    monkeypatch.setattr("perfexp.profilers.passing.look", lambda *_: {})
+    entry.profile(plan, RunPaths(tmp_path), 0, Events(None))
+    assert noted == ["shared", "opened"]

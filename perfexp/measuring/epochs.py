@@ -2,14 +2,14 @@
 
 Each pass is timed as one block of undisturbed steps. Evaluations, checkpoints and messages come after it. A loss that
 is kept within a pass stays on the device until the pass is over. A checkpoint is written to disk during the next pass
-if its steps are CUDA graphs, which leave the host idle.
+if its steps are CUDA graphs on batches that are on the device, which leave the host and its disk idle.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from perfexp.data import Batches, Data
+from perfexp.data.synthetic import on_device
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.host.files import disk_error
 from perfexp.measuring import training
-from perfexp.models import Session
+from perfexp.models import Session, Trainer
 from perfexp.modes import Step
 from perfexp.modes.schedules import Rates
 from perfexp.modes.train import Train
@@ -89,7 +90,9 @@ class Epochs:
             if self._can_evaluate:
                 self._first_evaluation()
             rates = self.settings.rates(self.count, batches.per_epoch)
+            self._is_host_idle = on_device(batches) and "graph" in dict(self.step.segments)
             if trainer:
+                self._for_evaluation.callback(_finish_quietly, trainer)  # no write goes on during another point
                 trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
             for number in range(done + 1, self.count + 1):
                 self.progress(f"epoch {number} of {self.count}")
@@ -170,9 +173,9 @@ class Epochs:
     def _first_evaluation(self) -> None:
         """Evaluate one batch, outside of every time: the first one loads kernels."""
         self.progress("first evaluation")
-        self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
-        with self.session.evaluating():
-            for batch in islice(self._evaluated.epoch(), 1):
+        # closed at once: the processes of a loader would prepare the rest of the pass during the first epoch
+        with self.open(False, 0) as batches, self.session.evaluating():
+            for batch in islice(batches.epoch(), 1):
                 self.session.forward(batch.inputs)
 
     def _observe(self, epoch: Epoch) -> None:
@@ -185,7 +188,8 @@ class Epochs:
     def _evaluate(self, epoch: Epoch) -> None:
         self.progress("accuracy")
         start, trainer = self.device.now_ns(), self.step.trainer
-        assert self._evaluated is not None
+        if self._evaluated is None:
+            self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
         with trainer.averaged() if trainer else nullcontext():
             epoch.accuracy = training.accuracy(self.session, self._evaluated)
         epoch.evaluation_seconds = (self.device.now_ns() - start) * 1e-9
@@ -203,7 +207,7 @@ class Epochs:
         names += [f"epoch_{epoch.number}"] if every and epoch.number % every == 0 else []
         for name in names:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
-            trainer.save(path(name), facts, later="graph" in dict(self.step.segments))
+            trainer.save(path(name), facts, later=self._is_host_idle)
         if is_over:
             trainer.save_weights(path(FINAL_WEIGHTS))
             trainer.finish()
@@ -243,3 +247,9 @@ class Epochs:
                 point.doubts.append(diagnostics.make("accuracy_of_training_data"))
         elif self.data.labelled and not point.key.replicate:
             point.metrics.append(training.no_accuracy(self.session, self.data))
+
+
+def _finish_quietly(trainer: Trainer) -> None:
+    """Wait for a checkpoint of a training that may have failed, whose own error counts."""
+    with suppress(Exception):
+        trainer.finish()

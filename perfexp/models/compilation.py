@@ -6,6 +6,9 @@ import torch
 
 from perfexp.records.record import Metric
 
+#: Compilations that torch keeps, unless its own constant differs; and the metrics that are sums over them.
+_MOST_ENTRIES, _OF_ENTRIES = 64, ("seconds", "recompilations")
+
 
 def reset() -> None:
     """Forget compiled code and its counts."""
@@ -32,10 +35,17 @@ def metrics() -> list[Metric]:
     except (AttributeError, TypeError, ValueError) as error:  # torch's own records, which change
         reason = f"torch {torch.__version__} counts in another way: {error}"
         return [Metric(name="compile/seconds", value=None, unit="seconds", reason=reason)]
-    return [
-        Metric(name=f"compile/{name}", value=float(value), unit="seconds" if name == "seconds" else "1")
-        for name, value in values.items()
-    ]
+    is_cut = len(compiled) >= getattr(utils, "DEFAULT_COMPILATION_METRICS_LIMIT", _MOST_ENTRIES)
+    reason = f"torch keeps only the last {len(compiled)} compilations"
+    metrics = []
+    for name, value in values.items():
+        unit, is_missing = "seconds" if name == "seconds" else "1", is_cut and name in _OF_ENTRIES
+        metrics.append(
+            Metric(name=f"compile/{name}", value=None, unit=unit, reason=reason)
+            if is_missing
+            else Metric(name=f"compile/{name}", value=float(value), unit=unit)
+        )
+    return metrics
 
 
 def _number(compile_id: str | None) -> int:

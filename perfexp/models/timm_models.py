@@ -15,6 +15,8 @@ from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.torchvision_names import TIMM
 
 _IMAGENET_CLASSES = 1000
+#: Settings by which timm loads a file or downloads one: a plan from elsewhere must not.
+_LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 class Timm:
@@ -22,11 +24,16 @@ class Timm:
 
     Args:
         name: timm's name of the architecture, also with the prefix `timm:`.
+
+    Raises:
+        UserError: `kwargs` would load weights.
     """
 
     def __init__(self, *, name: str, num_classes: int | None = None, kwargs: dict[str, Any] | None = None) -> None:
         self.name = name
         self._num_classes, self._kwargs = num_classes, dict(kwargs or {})
+        if loading := [key for key in _LOADING if key in self._kwargs]:
+            raise UserError(f"model.kwargs.{loading[0]}: timm's models have random weights here; leave it out.")
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int

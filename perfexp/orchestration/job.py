@@ -197,21 +197,27 @@ class Run:
         return record
 
 
-def run(assignment: Assignment, console: Console) -> Record:
+def run(assignment: Assignment, console: Console, measure: Callable[[], None] | None = None) -> Record:
     """Measure a plan; the record has been written, sent and shown when this returns.
 
-    Finished points are in the record before PerfexpError or KeyboardInterrupt is raised.
+    Finished points are in the record before an error or KeyboardInterrupt is raised.
+
+    Args:
+        measure: function that measures in this process; None for workers.
     """
+    # workers look for interrupts; a call in this process has to be interrupted itself
+    interruptible = interrupts.held if measure is None else nullcontext
     with Run(assignment, console) as running:
         record = None
         try:
-            with interrupts.held():  # a second interrupt comes after the record is on disk
+            with interruptible():  # a second interrupt comes after the record is on disk
                 try:
-                    running.measure()
+                    (measure or running.measure)()
                 finally:
-                    if running.has_results:
-                        record = running.save()
-        except (KeyboardInterrupt, PerfexpError):
+                    with interrupts.held():
+                        if running.has_results:
+                            record = running.save()
+        except (KeyboardInterrupt, PerfexpError, OSError):
             if record is not None:
                 running.publish(record)
             raise
@@ -235,7 +241,7 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         command=assignment.plain["command"],
         timeout_seconds=plan.timeout_seconds,
     )
-    if plan.is_sparse and job.profiler.times:
+    if (plan.is_sparse or plan.shrinks) and job.profiler.times:
         job.choose = lambda results: (plan.timed_keys(results), plan.layer_keys(results))
     _add_earlier_results(job)
     job.extend()

@@ -86,7 +86,7 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
 
 
 def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point]) -> None:
-    """Write expected.json: the points of the plan, and those that a sparse sweep has chosen by the results so far."""
+    """Write expected.json: the points of the plan, and those that its sweep has chosen by the results so far."""
     keys = plan.keys(results)
     if not config.build(plan.profiler).times:  # earlier times count as well
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
@@ -99,7 +99,7 @@ def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
         results = run_status.results(untrusted.read_bytes(paths.points))
     except (OSError, UserError):
         return False
-    everything = plan.keys()
+    everything = plan.keys(read_points(paths.points) if plan.shrinks else ())
     is_final = (key in results and results[key].status in _FINAL for key in everything)
     return paths.record.is_file() and all(is_final)
 

@@ -49,7 +49,8 @@ class Job:
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
-        choose: timed points and layers of a sparse sweep by the results so far; None for a plan that lists them all.
+        choose: timed points and layers by the results so far, of a sparse sweep or one with `oom=shrink`; None for a
+            plan that lists them all.
     """
 
     paths: RunPaths

@@ -26,7 +26,7 @@ from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records.record import Key, Point, layers_key
 from perfexp.stopping import StoppingRule
-from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
+from perfexp.sweep import Oom, Size, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
 #: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
 FORMAT = 2
@@ -242,6 +242,11 @@ class Plan(PlanSchema):
         return isinstance(build(self.sweep), Sparse)
 
     @property
+    def shrinks(self) -> bool:
+        """Whether the batch that fits is measured where another one did not."""
+        return getattr(build(self.sweep), "oom", None) is Oom.shrink
+
+    @property
     def scope(self) -> str:
         """Sizes and batch sizes that a sparse sweep covers, in words; empty for other sweeps."""
         sweep = build(self.sweep)
@@ -256,7 +261,7 @@ class Plan(PlanSchema):
         One process trains where inference takes the trained weights.
 
         Args:
-            results: results so far, by which a sparse sweep chooses further points.
+            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points.
         """
         sweep, results = build(self.sweep), list(results)
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
@@ -268,7 +273,8 @@ class Plan(PlanSchema):
             replicate=self.processes,
             anchored=self.replicate is None,
         )
-        return [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
+        keys = [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
+        return list(dict.fromkeys([*keys, *(shrunk(results) if self.shrinks else ())]))
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Batch sizes of a phase: its own, or those of all phases."""

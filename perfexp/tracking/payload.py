@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -22,7 +22,7 @@ from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables.quantities import PointRun, of_epochs, point_runs, quantities
+from perfexp.tables.quantities import PointRun, Quantity, of_epochs, point_runs, quantities
 from perfexp.tracking import descriptions
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
 
@@ -252,11 +252,18 @@ def sweep_status(sweep: Sweep) -> str:
 
 def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, str]]:
     """The metrics of one phase and batch size, and tags: why others are dropped, and which ones are derived."""
-    times = _end_times(record)
+    figures, dropped, estimated = _sent(quantities(record, part), _end_times(record))
+    return figures, {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
+
+
+def _sent(
+    found: Iterable[Quantity], times: Mapping[tuple[Key, int | None], int]
+) -> tuple[list[Figure], dict[str, str], Collection[str]]:
+    """The figures that a store takes, why others are dropped, and the names of estimated ones."""
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
     estimated: dict[str, None] = {}
-    for quantity in quantities(record, part):
+    for quantity in found:
         # one bad name rejects a whole batch
         name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
         if quantity.value is None or not math.isfinite(quantity.value):
@@ -267,8 +274,7 @@ def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, st
             place = (quantity.key, quantity.step if quantity.group == "epoch" else None)
             sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[place])
             estimated |= {name: None} if quantity.estimated else {}
-    notes = {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
-    return list(sent.values()), notes
+    return list(sent.values()), dropped, estimated
 
 
 def _best_rates(record: Record, table: Sequence[Row]) -> list[Figure]:
@@ -283,7 +289,7 @@ def _best_rates(record: Record, table: Sequence[Row]) -> list[Figure]:
 
 def of_training(record: Record, point: Point, *, after: int, status: str) -> Payload:
     """The epochs of a training with numbers above `after`, for the run that `of_run` completes."""
-    times = _ends_of_epochs(point)
+    figures, _, _ = _sent(of_epochs(point), _ends_of_epochs(point))
     return Payload(
         name=clean(record.name, NAME_LENGTH),
         experiment=_experiment(record),
@@ -291,11 +297,7 @@ def of_training(record: Record, point: Point, *, after: int, status: str) -> Pay
         status=status,
         started=point.started or record.started,
         ended=record.ended,
-        figures=[
-            Figure(f"epoch/{one.name}", float(one.value), one.step, times[point.key, one.step])
-            for one in of_epochs(point)
-            if one.step > after and one.value is not None and math.isfinite(one.value)
-        ],
+        figures=[figure for figure in figures if figure.step > after],
     )
 
 

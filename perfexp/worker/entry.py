@@ -85,7 +85,8 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     keys = plan.profile_keys()
     key, profiler = keys[number], config.build(plan.profiler)
     emit.point(key)
-    with Workbench(plan, paths, emit).opened(profiled=True) as procedure:
+    bench = Workbench(plan, paths, emit)
+    with bench.sharing_host(), bench.opened(profiled=True) as procedure:
         from perfexp.profilers.passing import look  # with the modes, which a cold start loads when it needs them
 
         try:

@@ -35,7 +35,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.timed_keys()
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    while left := _missing(plan.timed_keys(read_points(paths.points)), paths, replicate):  # a sparse sweep goes on
+    while left := _missing(plan.timed_keys(read_points(paths.points)), paths, replicate):  # a sweep may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             emit.point(key)
@@ -44,24 +44,11 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             if guard is not None and predicted is None:
                 predicted = guard.refuse(key, read_points(paths.points))
             point = predicted or procedure.measure(key)
+            if key not in keys and (before := sweep.shrunk(read_points(paths.points)).get(key)):
+                point.facts["shrunk_from"] = before
             _append(point, paths, emit)
             out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
             if out_of_step or procedure.device.is_lost():
-                return False
-    shrinks = getattr(chosen, "oom", None) is sweep.Oom.shrink
-    return not shrinks or _measure_shrunk(procedure, plan, paths, replicate, emit)
-
-
-def _measure_shrunk(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
-    """Measure the batch sizes that fit where others of the plan did not, unless the plan has them."""
-    planned = set(plan.timed_keys())
-    for key, before in sweep.shrunk(read_points(paths.points), replicate):
-        if key not in planned:
-            emit.point(key)
-            point = procedure.measure(key)
-            point.facts["shrunk_from"] = before
-            _append(point, paths, emit)
-            if procedure.device.is_lost():
                 return False
     return True
 

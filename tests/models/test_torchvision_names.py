@@ -70,3 +70,12 @@ def test_a_model_of_timm_classifies_as_many_classes_as_the_data_has():
     assert session.module(session.random_batch((64, 64), 2, 0).inputs).shape == (2, 7)
     with pytest.raises(UserError, match="Did you mean test_resnet"):
         Timm(name="test_resnett").open(num_classes=None, **settings)
+
+
+@pytest.mark.parametrize("key", ["checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"])
+def test_a_model_of_timm_loads_no_file(key):
+    from perfexp.errors import UserError
+    from perfexp.models.timm_models import Timm
+
+    with pytest.raises(UserError, match=f"model.kwargs.{key}: .* leave it out"):
+        Timm(name="resnet18", kwargs={key: "x.pth"})

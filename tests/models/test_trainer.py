@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,10 +26,12 @@ from perfexp.data.images import Images
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
+from perfexp.measuring.epochs import Epochs
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision, Schedule
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
+from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import load_weights
 from perfexp.modes import graphed
 from perfexp.modes.schedules import Rates
@@ -232,7 +236,7 @@ def test_custom_metrics_belong_to_their_epoch_and_their_point(pictures: Path, tm
 
     recorder, lines = Recorder(), []  # type: ignore[var-annotated]
     measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=2, eval_every=1, module=Reporting())
-    measuring.probes, measuring.report = {"recorder": recorder}, lambda line, _point: lines.append(line)
+    measuring.probes, measuring.report = {"recorder": recorder}, lambda line, _: lines.append(line)
     point = measuring.measure(KEY)
     assert point.status is Status.OK, point.error
     first, second = ({metric.name: metric.value for metric in epoch.metrics} for epoch in point.epochs)
@@ -550,3 +554,54 @@ def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from
     assert len(replayed) == 3
     assert group["lr"] is rate
     assert seen == pytest.approx([0.1 * mode.rates(1, 4).factor(number) for number in range(4)])
+
+
+class Watched(Images):
+    """Images that note how many batches of evaluation are open."""
+
+    num_open = 0
+
+    @contextmanager
+    def open(self, *, training: bool, **settings: Any) -> Iterator[Batches]:
+        with super().open(training=training, **settings) as batches:
+            self.num_open += not training
+            yield batches
+            self.num_open -= not training
+
+
+def test_no_batches_of_evaluation_are_open_while_the_first_epoch_is_timed(pictures: Path, tmp_path: Path) -> None:
+    data, num_open = Watched(root=str(pictures), workers=0), dict[str, int]()
+    own = procedure(data, tmp_path, epochs=1, optimizer=SGD)
+    own.progress = lambda text: num_open.update({text: data.num_open})
+    assert own.measure(KEY).status is Status.OK
+    assert (num_open["first evaluation"], num_open["epoch 1 of 1"], data.num_open) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_checkpoint_is_written_later_if_graphs_work_on_the_device_alone(
+    pictures: Path, tmp_path: Path, monkeypatch: Any, is_loaded: bool
+) -> None:
+    later, run, save = [], Epochs.run, TorchTrainer.save
+
+    def graph(self: Epochs) -> None:
+        self.step = replace(self.step, segments=(*self.step.segments, ("graph", lambda: None)))
+        run(self)
+
+    def noted(self: TorchTrainer, *given: Any, **settings: Any) -> None:
+        later.append(settings["later"])
+        save(self, *given, **settings)
+
+    monkeypatch.setattr(Epochs, "run", graph)
+    monkeypatch.setattr(TorchTrainer, "save", noted)
+    data = Images(root=str(pictures), workers=0) if is_loaded else Synthetic(num_samples=8)
+    train(data, tmp_path, epochs=1, optimizer=SGD, checkpoints=True)
+    assert later == [not is_loaded]
+
+
+def test_a_training_that_fails_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
+    finished: list[bool] = []
+    monkeypatch.setattr(TorchTrainer, "finish", lambda _: finished.append(True))
+    monkeypatch.setattr(Epochs, "_observe", Mock(side_effect=RuntimeError("scripted")))
+    own = procedure(Synthetic(num_samples=8), tmp_path, epochs=1, optimizer=SGD, checkpoints=True)
+    assert own.measure(KEY).status is Status.FAILED
+    assert finished == [True]

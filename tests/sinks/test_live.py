@@ -1,14 +1,16 @@
 """Epochs of a training in MLflow while it runs."""
 
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 from mlflow import MlflowClient
 
-from perfexp.records.record import Epoch
+from perfexp.records.record import Epoch, Metric
 from perfexp.tracking.live import Follower
 from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.tracking.payload import of_run, of_training
 
 EPOCHS = [
     Epoch(number=number, seconds=2.0, samples_per_second=320.0, loss=1 / number, accuracy=number / 4)
@@ -117,3 +119,18 @@ def test_an_interrupted_training_does_not_stay_open(training, tmp_path):
         assert arrived.acquire(timeout=30)
         raise KeyboardInterrupt
     assert sent == ["RUNNING", "KILLED"]
+
+
+def test_live_figures_have_the_names_of_the_final_ones(training):
+    record, [point, *_] = training
+    values = {"custom/weight norm": 2.0, "custom/a:b": 3.0, "custom/a?b": 4.0, "custom/" + "x" * 300: 5.0}
+    values |= {"custom/nan": float("nan")}
+    point.epochs = [
+        msgspec.structs.replace(EPOCHS[0], metrics=[Metric(name=n, value=v, unit="1") for n, v in values.items()])
+    ]
+    record.points = [point]
+    live = of_training(record, point, after=0, status="RUNNING").figures
+    [run] = [payload for payload in [of_run(record, Path())] if payload.figures]
+    final = [figure for figure in run.figures if figure.name.startswith("epoch/") and figure.step == 1]
+    assert {figure.name for figure in live} >= {"epoch/custom.weight norm"}
+    assert set(live) <= set(final)
