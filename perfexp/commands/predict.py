@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +53,7 @@ def predict(
 ) -> None:
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
 
-    Memory is traced without a GPU. Time and energy come from records of the same model, algorithm and precision: they
+    Memory is traced without a GPU. Time and energy come from records of the same settings on the same device: they
     are measured, or interpolated with a 90 % interval, or refused.
     """
     words = list(overrides or ())
@@ -93,7 +92,6 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
 ) -> list[tuple[Key, dict[str, Answer]]]:
-    about = replace(subject(plain), device=None)
     devices = {curve.about.device for curve in curves}
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
     if file is not None and file.match:
@@ -101,7 +99,7 @@ def _looked_up(
         curves = [curve for curve in curves if curve.about.device in devices]
     known, installed = corpus.Corpus(curves), _installed()
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
-    return [(key, {name: lookup.look_up(key, name, about, known, installed) for name in QUANTITIES}) for key in keys]
+    return [(key, {name: lookup.look_up(key, name, plain, known, installed) for name in QUANTITIES}) for key in keys]
 
 
 def _installed() -> dict[str, str]:

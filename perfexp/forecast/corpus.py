@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from perfexp.errors import UserError
+from perfexp.forecast.identity import identity
 from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
@@ -39,6 +40,7 @@ class MeasuredCurve:
     Attributes:
         folder: folder of the record.
         about: model, algorithm, precision, execution and device.
+        identity: hash of the settings that determine the values, by `identity.identity`.
         phase: phase of the calls.
         quantity: one of QUANTITIES.
         kind: name of the time, or of the energy.
@@ -49,6 +51,7 @@ class MeasuredCurve:
 
     folder: Path
     about: Subject
+    identity: str
     phase: str
     quantity: str
     kind: str
@@ -119,6 +122,7 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
                 curve = MeasuredCurve(
                     folder=folder,
                     about=about,
+                    identity=identity(record.plan, phase),
                     phase=phase,
                     quantity=quantity,
                     kind=kind,

@@ -15,7 +15,7 @@ from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
-FAKE = ("model=fake", "gpu=fake", "--no-memory")
+FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")
 
 
 @pytest.fixture
@@ -50,9 +50,15 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
 
 def test_other_plans_have_no_time_here(predict, finished):
     folder = finished(*SPARSE).root
-    for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other", "gpu=h100"):
+    for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other",
+                  "model.stairs=0.03", "data.num_samples=10", "cache=flush"):  # fmt: skip
         _, printed, _ = predict(*FAKE, "input_size=224", other, "--corpus", folder)
         assert "refused: no record" in printed, other
+
+
+def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finished):
+    _, printed, _ = predict(*FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root)
+    assert "measured (" in printed
 
 
 def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
