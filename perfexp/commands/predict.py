@@ -16,7 +16,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
-from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve
+from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
 from perfexp.forecast.lookup import Answer
 from perfexp.host import gpu_sheets
 from perfexp.orchestration.worker_query import query
@@ -92,14 +92,18 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
 ) -> list[tuple[Key, dict[str, Answer]]]:
-    devices = {curve.about.device for curve in curves}
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
-    if file is not None and file.match:
-        devices = {device for device in devices if device and file.is_of(device)}
-        curves = [curve for curve in curves if curve.about.device in devices]
-    known, installed = corpus.Corpus(curves), _installed()
+    known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
+    installed = _installed()
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
     return [(key, {name: lookup.look_up(key, name, plain, known, installed) for name in QUANTITIES}) for key in keys]
+
+
+def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
+    """Whether a device is one that the plan would use; gpu=auto may be any."""
+    kind = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
+    is_product = file is None or file.is_of(device.product)
+    return device.ranks == plan.ranks and kind in ("auto", device.kind) and is_product
 
 
 def _installed() -> dict[str, str]:

@@ -34,6 +34,33 @@ _MOST_RECORDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredDevice:
+    """Device of a record.
+
+    Attributes:
+        kind: `cuda`, `cpu`, `fake`, …; empty if it is not known.
+        product: name of one device.
+        ranks: number of processes that measured together, each with a device.
+    """
+
+    kind: str
+    product: str
+    ranks: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> MeasuredDevice:
+        """Return the device of a record's environment."""
+        device, ranks = environment.get("device"), environment.get("ranks")
+        facts = device if isinstance(device, Mapping) else {}
+        devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
+        return cls(
+            kind=str(facts.get("kind") or ""),
+            product=str(facts.get("name") or ""),
+            ranks=len(devices) if isinstance(devices, list) and devices else 1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredCurve:
     """One quantity of one phase of a record over its sizes and batch sizes.
 
@@ -41,6 +68,7 @@ class MeasuredCurve:
         folder: folder of the record.
         about: model, algorithm, precision, execution and device.
         identity: hash of the settings that determine the values, by `identity.identity`.
+        device: device of the record.
         phase: phase of the calls.
         quantity: one of QUANTITIES.
         kind: name of the time, or of the energy.
@@ -52,6 +80,7 @@ class MeasuredCurve:
     folder: Path
     about: Subject
     identity: str
+    device: MeasuredDevice
     phase: str
     quantity: str
     kind: str
@@ -123,6 +152,7 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
                     folder=folder,
                     about=about,
                     identity=identity(record.plan, phase),
+                    device=MeasuredDevice.of(record.environment),
                     phase=phase,
                     quantity=quantity,
                     kind=kind,

@@ -61,6 +61,30 @@ def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finish
     assert "measured (" in printed
 
 
+@pytest.mark.parametrize(
+    ("kind", "product", "ranks", "asked", "is_found"),
+    [
+        ("cuda", "NVIDIA H200", 1, "gpu=h200", True),
+        ("cuda", "NVIDIA H200", 1, "gpu=auto", True),
+        ("cuda", "NVIDIA H200", 2, "gpu=h200", False),
+        ("cuda", "NVIDIA H200", 2, "gpu=h200 gpu.count=2", True),
+        ("cuda", "NVIDIA H200", 1, "gpu=h100", False),
+        ("cuda", "NVIDIA H200", 1, "gpu=cpu", False),
+        ("cpu", "AMD EPYC", 1, "gpu=cpu", True),
+        ("cpu", "AMD EPYC", 1, "gpu=fake", False),
+    ],
+)
+def test_records_of_other_devices_have_no_time_here(predict, finished, tmp_path, kind, product, ranks, asked, is_found):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    record["environment"]["device"] |= {"kind": kind, "name": product}
+    record["environment"]["ranks"] = {"devices": [{}] * ranks} if ranks > 1 else None
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    words = "model=fake", "model.stairs=0.02", *asked.split(), "input_size=224", "--no-memory"
+    _, printed, _ = predict(*words, "--corpus", folder)
+    assert ("time refused: no record" not in printed) == is_found
+
+
 def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     record = json.loads((folder / "out" / "record.json").read_text())
