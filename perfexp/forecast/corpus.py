@@ -17,7 +17,7 @@ from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import Truth
-from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, standard_error
+from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
 from perfexp.records.folders import below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
@@ -73,6 +73,7 @@ class MeasuredCurve:
         quantity: one of QUANTITIES.
         kind: name of the time, or of the energy.
         values: measured values with their 95 % intervals, by input size and batch size.
+        out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
     """
@@ -85,6 +86,7 @@ class MeasuredCurve:
     quantity: str
     kind: str
     values: dict[Pair, Interval]
+    out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
 
@@ -146,6 +148,7 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
     curves = []
     for phase in dict.fromkeys(row.key.phase for row in table):
         of_phase = [row for row in table if row.key.phase == phase]
+        too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
         for quantity, (kind, values) in {"time": _times(of_phase), "energy": _energies(of_phase)}.items():
             if values:
                 curve = MeasuredCurve(
@@ -157,6 +160,7 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
                     quantity=quantity,
                     kind=kind,
                     values=values,
+                    out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
                 )

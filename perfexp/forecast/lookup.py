@@ -11,7 +11,7 @@ import numpy as np
 
 from perfexp.forecast.corpus import Corpus, MeasuredCurve
 from perfexp.forecast.identity import identity
-from perfexp.forecast.predictions import INTERPOLATED, MEASURED, REFUSED, Predicted, forecast
+from perfexp.forecast.predictions import INTERPOLATED, MEASURED, OUTSIDE, REFUSED, Predicted, forecast
 from perfexp.prediction.gaussian_process import leave_one_out
 from perfexp.prediction.sparse import LEAST_MEASURED, Pair
 from perfexp.records import diagnostics
@@ -52,7 +52,7 @@ def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, in
     matching = [curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)]
     asked = identity(plan, key.phase)
     matching = [curve for curve in matching if curve.identity == asked]
-    answers = [(forecast(curve, [pair], corpus.calibration(curve)).points[0], curve) for curve in matching]
+    answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):
         for predicted, curve in answers:
             if predicted.source == source:
@@ -64,9 +64,17 @@ def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, in
     return Answer(predicted=nothing, curve=None, diagnostics=())
 
 
+def _predicted(pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus) -> Predicted:
+    """Predict a point by one curve, unless one of the same work on the same device ran out of memory there."""
+    out_of_memory = {
+        one for other in matching if other.about.device == curve.about.device for one in other.out_of_memory
+    }
+    return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
+
+
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
     """Return the warning that a point is outside the measured range of its curve."""
-    if predicted.source != REFUSED:
+    if predicted.reason != OUTSIDE:
         return []
     return [
         diagnostics.make(

@@ -85,6 +85,18 @@ def test_records_of_other_devices_have_no_time_here(predict, finished, tmp_path,
     assert ("time refused: no record" not in printed) == is_found
 
 
+def test_a_point_that_ran_out_of_memory_is_refused(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    place = len(record["points"]) // 2
+    key = record["points"][place]["key"]
+    record["points"][place] |= {"status": "oom", "series": [], "metrics": []}
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    _, printed, _ = predict(*FAKE, f"input_size={key['input_size'][0]}", "--corpus", folder)
+    assert "time refused: a point of at most this size ran out of memory" in printed
+    assert "(outside_corpus)" not in printed
+
+
 def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     record = json.loads((folder / "out" / "record.json").read_text())
