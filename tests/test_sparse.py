@@ -92,6 +92,33 @@ def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, se
     shutil.rmtree(folder)
 
 
+def test_only_runs_beside_a_run_calibrate_it_and_foreign_records_are_skipped(sparse, tmp_path):
+    near, far = tmp_path / "sweep" / "run", tmp_path / "a" / "b" / "c"
+    content = json.loads((sparse / "record.json").read_text())
+    for folder, changes in {near: {}, far: {"uid": "f" * 32}, tmp_path / "odd": {"uid": "0" * 32}}.items():
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(content | changes))
+    content["plan"] |= {"choices": None, "model": {}, "mode": 7, "data": [[]]}
+    content["uid"], content["environment"] = "1" * 32, {"device": {"name": "x"}, "ranks": 3}
+    (tmp_path / "odd" / "record.json").write_text(json.dumps(content))
+    found = corpus.curves_beside(tmp_path / "own")
+    assert {curve.folder for curve in found} == {near, tmp_path / "odd"}
+    assert not corpus.curves_beside(tmp_path / "sweep" / "run")
+
+
+@pytest.mark.parametrize("part", ["curves_beside", "of_record"])
+def test_a_failed_prediction_loses_neither_record_nor_tables(run, monkeypatch, part):
+    def fails(*_):
+        raise AttributeError("a foreign record")
+
+    monkeypatch.setattr(corpus, part, fails)
+    words = [word for word in SPARSE if not word.startswith("output_dir")]
+    _, printed, [record] = run(*words, "sweep.measured=4", "output_dir=out")
+    assert "a foreign record" in "".join(printed)
+    assert len(record.points) == 4
+    assert len(table(run.folder / "out", "overall")) == 4
+
+
 def test_a_sweep_that_is_continued_chooses_the_same_sizes(finished, tmp_path, monkeypatch):
     folder = finished(*SPARSE).copied(tmp_path).root / "out"
     before = (folder / "points.jsonl").read_bytes().splitlines(keepends=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.errors import UserError
 from perfexp.forecast.identity import identity
 from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
@@ -31,6 +30,8 @@ QUANTITIES = {"time": "seconds", "energy": "joules"}
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
 #: Limit on the records that calibrate one run, the newest.
 _MOST_RECORDS = 30
+#: Levels of folders below that of a run which are searched for others: runs, and runs of sweeps.
+_SIBLING_LEVELS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,28 +118,30 @@ class MeasuredCurve:
         )
 
 
-def find_curves(folders: Iterable[Path], *, without: Path | None = None) -> list[MeasuredCurve]:
-    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped.
+def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
+    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped."""
+    files = (file for folder in folders if folder.is_dir() for file in below(folder, "record.json", refused=_skip))
+    return _curves_of(files)
 
-    Args:
-        folders: folders of runs, of sweeps, or of many.
-        without: folder of a run to leave out.
-    """
+
+def curves_beside(folder: Path) -> list[MeasuredCurve]:
+    """Read the curves of the runs in the folder of a run, those of sweeps there included, but not its own."""
+    files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
+    return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
+
+
+def _skip(_error: OSError) -> None:
+    """Leave a folder out that cannot be read."""
+
+
+def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     found: dict[str, list[MeasuredCurve]] = {}
-    for file in _record_files(folders):
-        if without is not None and file.parent.resolve() == without.resolve():
-            continue
-        with suppress(UserError):
+    for file in files:
+        with suppress(Exception):  # records of other people are data: any of their nodes may have any type
             record = Record.load(file)
             found.setdefault(record.uid, of_record(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
     return sorted(curves, key=lambda curve: curve.ended, reverse=True)
-
-
-def _record_files(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if folder.is_dir():
-            yield from below(folder, "record.json", refused=lambda error: None)
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
