@@ -3,16 +3,18 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfexp.errors import UserError
-from perfexp.forecast import corpus, predictions
+from perfexp.forecast import corpus, predictions, skill_table
 from perfexp.main import main
 from perfexp.plots import record_plots
 from perfexp.prediction.conformal import Calibration
+from perfexp.prediction.skill import GAUSSIAN_PROCESS
 from perfexp.prediction.sparse import Sparse
 from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, points_from_lines, read_points
@@ -188,6 +190,15 @@ def test_values_of_a_few_points_are_refused_too(sparse):
     [point] = predictions.forecast(thin, [((226, 226), 1)], Calibration()).points
     assert point.source == "refused"
     assert "needs 4" in point.reason
+
+
+def test_curves_of_at_most_as_many_points_as_a_sweep_measures_are_scored_by_leaving_out_one(sparse):
+    [curve] = corpus.find_curves([sparse])
+    values = {((side, side), 1): Interval(value=truth(side), low=None, high=None) for side in range(224, 249)}
+    dense = replace(curve, values=values)
+    for measured, unseen in {12: 13, 24: 1, 25: 23, 100: 23}.items():
+        [scores] = skill_table.score_all([dense], measured=measured, dense=20)[0].scores
+        assert scores[GAUSSIAN_PROCESS].errors.size == unseen
 
 
 def test_a_dry_run_names_the_scope(run):

@@ -208,4 +208,4 @@ def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
     console = Console()
     for table in tables:
         console.show_grid(table.title, table.methods())
-        console.show_grid("worst curves first", table.curves())
+        console.show_grid("worst curves first", table.worst())

@@ -28,8 +28,8 @@ from perfexp.summaries.wording import ENERGY, find_metric, interval_of
 QUANTITIES = {"time": "seconds", "energy": "joules"}
 #: Facts of software and device that change times, in the order of importance.
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
-#: Limit on the records that calibrate one run, the newest.
-_MOST_RECORDS = 30
+#: Limit on the curves that calibrate one, the newest.
+MOST_CURVES = 30
 #: Levels of folders below that of a run which are searched for others: runs, and runs of sweeps.
 _SIBLING_LEVELS = 2
 
@@ -201,31 +201,26 @@ class Corpus:
 
     def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
         self.curves = curves
-        self._calibrations: dict[tuple[object, ...], Calibration] = {}
+        self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
 
     def calibration(self, curve: MeasuredCurve) -> Calibration:
         """Calibrate a curve by those of its quantity on the same device, of other models or algorithms."""
-        about = curve.about
-        place = (curve.quantity, curve.kind, about.device, about.model, about.algorithm)
+        place = place_of(curve)
         if place not in self._calibrations:
-            others = [other.curve() for other in self.curves if _calibrates(other, curve)]
-            self._calibrations[place] = calibrate(others[:_MOST_RECORDS])
+            others = [other.curve() for other in self.curves if calibrates(other, curve)]
+            self._calibrations[place] = calibrate(others[:MOST_CURVES])
         return self._calibrations[place]
 
 
-def _calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
-    is_alike = (other.quantity, other.kind, other.about.device) == (curve.quantity, curve.kind, curve.about.device)
-    is_other = (other.about.model, other.about.algorithm) != (curve.about.model, curve.about.algorithm)
-    return is_alike and is_other and len(other.values) >= LEAST_MEASURED
+def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
+    """Return quantity, kind, device, model and algorithm; curves that agree in them have the same calibration."""
+    return curve.quantity, curve.kind, curve.about.device, curve.about.model, curve.about.algorithm
 
 
-def truths(curves: Iterable[MeasuredCurve], least: int = 20) -> dict[str, list[Truth]]:
-    """Return curves of at least this many points as truths, by quantity."""
-    found: dict[str, list[Truth]] = {}
-    for curve in curves:
-        if len(curve.values) >= least:
-            found.setdefault(curve.quantity, []).append(curve.truth())
-    return found
+def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
+    """Whether a curve calibrates another: one of the same quantity on the same device, of other work, long enough."""
+    own, others = place_of(curve), place_of(other)
+    return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:

@@ -126,6 +126,24 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
     assert 0 <= json.loads(printed)["time"]["methods"]["gaussian process"]["coverage"] <= 1
 
 
+def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    alone = json.loads(predict("check", folder, "--json")[1])["time"]
+    record = json.loads((folder / "out" / "record.json").read_text())
+    for name in ("gpu 1", "gpu 2"):
+        record["uid"], record["plan"]["model"]["name"] = (
+            name.replace("gpu ", "0" * 31),
+            "fake" if name == "gpu 1" else "other",
+        )
+        record["environment"]["device"]["name"] = name
+        (folder / name).mkdir()
+        (folder / name / "record.json").write_text(json.dumps(record))
+    together = json.loads(predict("check", folder, "--json")[1])["time"]
+    assert len({(curve["name"], curve["device"], curve["folder"]) for curve in together["curves"]}) == 3
+    assert together["curves"][0]["interval_score"] == alone["curves"][0]["interval_score"]
+    assert "gpu 1" in predict("check", folder)[1]
+
+
 def test_wrong_words_are_refused_with_advice(predict, tmp_path):
     assert predict("resnet18")[0] == 2
     assert "not a folder" in predict("check", "nowhere")[2]
