@@ -5,19 +5,22 @@ import json
 import shutil
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfexp.cli.composition import compose
 from perfexp.errors import UserError
 from perfexp.forecast import corpus, predictions, skill_table
 from perfexp.main import main
+from perfexp.plan import config
 from perfexp.plots import record_plots
 from perfexp.prediction.conformal import Calibration
 from perfexp.prediction.skill import GAUSSIAN_PROCESS
 from perfexp.prediction.sparse import Sparse
 from perfexp.records.expected import Expected
-from perfexp.records.record import Record, Status, points_from_lines, read_points
+from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
 from perfexp.statistics.estimators import Interval
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true")
@@ -156,6 +159,19 @@ def test_batch_sizes_of_one_size_and_both_phases_are_predicted(run):
     assert {point.key.batch_size for point in record.points} == {1, 4, 32, 128}
     lines = table(run.folder / "out", "predicted")
     assert [line["batch_size"] for line in lines if line["source"] == "interpolated"] == ["2", "8", "16", "64"] * 2
+
+
+def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
+    words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
+    plan = config.typed(
+        compose([*FAKE[:2], "sweep=sparse", "sweep.measured=7", "mode=train_inference", "input_size=64", *words])
+    )
+    first = [key for key in plan.timed_keys() if not key.replicate]
+    trained = [Point(key=key, status=Status.OK) for key in first if key.phase == "train"]
+    odd = Point(key=msgspec.structs.replace(trained[0].key, batch_size=2), status=Status.OK)  # tried in training only
+    after = [key for key in plan.timed_keys([*trained, odd]) if not key.replicate]
+    assert odd.key in after
+    assert [key for key in after if key.phase == "inference"] == [key for key in first if key.phase == "inference"]
 
 
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
