@@ -29,8 +29,8 @@ _KINDS = (*DEVICE_TIMES, "latency", "throughput")
 class Sparse:
     """Some of the given sizes and batch sizes, or of evenly spaced square sizes; the others are predicted.
 
-    Six points are measured first, then each time the one whose prediction is the least certain, until the 90 %
-    intervals of nine in ten of the others are within the target, or `measured` points have been tried.
+    Six points are measured first, then each time the one whose prediction is the least certain, until nine in
+    ten of the others are predicted within the target, or `measured` points have been tried.
     """
 
     def __init__(
