@@ -106,12 +106,12 @@ def test_only_runs_beside_a_run_calibrate_it_and_foreign_records_are_skipped(spa
     content["plan"] |= {"choices": None, "model": {}, "mode": 7, "data": [[]]}
     content["uid"], content["environment"] = "1" * 32, {"device": {"name": "x"}, "ranks": 3}
     (tmp_path / "odd" / "record.json").write_text(json.dumps(content))
-    found = corpus.curves_beside(tmp_path / "own")
+    found = corpus.sibling_curves(tmp_path / "own")
     assert {curve.folder for curve in found} == {near, tmp_path / "odd"}
-    assert not corpus.curves_beside(tmp_path / "sweep" / "run")
+    assert not corpus.sibling_curves(tmp_path / "sweep" / "run")
 
 
-@pytest.mark.parametrize("part", ["curves_beside", "of_record"])
+@pytest.mark.parametrize("part", ["sibling_curves", "of_record"])
 def test_a_failed_prediction_loses_neither_record_nor_tables(run, monkeypatch, part):
     def fails(*_):
         raise AttributeError("a foreign record")

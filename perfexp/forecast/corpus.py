@@ -124,7 +124,7 @@ def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
     return _curves_of(files)
 
 
-def curves_beside(folder: Path) -> list[MeasuredCurve]:
+def sibling_curves(folder: Path) -> list[MeasuredCurve]:
     """Read the curves of the runs in the folder of a run, those of sweeps there included, but not its own."""
     files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
     return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())

@@ -26,7 +26,7 @@ def forecasts(record: Record, paths: RunPaths, console: Console) -> list[Forecas
         if not predictions.candidates(record.plan):
             return []
         own = corpus.of_record(record, paths.root)
-        return predictions.of_record(record, own, corpus.Corpus(corpus.curves_beside(paths.root)))
+        return predictions.of_record(record, own, corpus.Corpus(corpus.sibling_curves(paths.root)))
     except Exception as error:
         console.error(_failure("Other points could not be predicted", error, paths))
         return []
