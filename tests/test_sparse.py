@@ -161,6 +161,17 @@ def test_batch_sizes_of_one_size_and_both_phases_are_predicted(run):
     assert [line["batch_size"] for line in lines if line["source"] == "interpolated"] == ["2", "8", "16", "64"] * 2
 
 
+def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
+    code, _, _ = run(
+        *FAKE, "sweep=sparse", "sweep.measured=4", "mode=train_inference", "input_size=64",
+        "batch_size=[1,2,4,8,16,32]", "mode.train.batch_size=[2,4,8,16,32,64]", "output_dir=out",
+    )  # fmt: skip
+    assert code == 0
+    lines = table(run.folder / "out", "predicted")
+    assert {line["batch_size"] for line in lines if line["phase"] == "train"} == {"2", "4", "8", "16", "32", "64"}
+    assert {line["batch_size"] for line in lines if line["phase"] == "inference"} == {"1", "2", "4", "8", "16", "32"}
+
+
 def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
     words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
     plan = config.typed(

@@ -71,23 +71,28 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
         curves: the record's own.
         corpus: curves of other runs, which calibrate the intervals.
     """
-    pairs = candidates(record.plan)
-    if not pairs:
-        return []
     forecasts = []
     for curve in curves:
+        pairs = candidates(record.plan, curve.phase)
+        if not pairs:
+            continue
         forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory))
     return forecasts
 
 
-def candidates(plan: Mapping[str, Any]) -> list[Pair]:
-    """Return all points of a plan with a sparse sweep, read as data; nothing for others."""
-    node = plan.get("sweep")
+def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
+    """Return all points of a phase of a plan with a sparse sweep, read as data; nothing for others."""
+    node, mode = plan.get("sweep"), plan.get("mode")
+    own = mode.get(phase) if isinstance(mode, Mapping) else None
+    batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
     if not isinstance(node, Mapping) or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}":
         return []
     try:
         sweep = Sparse(**{name: value for name, value in node.items() if name != "_target_"})
-        return sweep.candidates(parse_sizes(plan.get("input_size")), parse_batch_sizes(plan.get("batch_size")))
+        return sweep.candidates(
+            parse_sizes(plan.get("input_size")),
+            parse_batch_sizes(plan.get("batch_size") if batch_sizes is None else batch_sizes),
+        )
     except (UserError, TypeError):  # a record of somebody else's
         return []
 

@@ -23,7 +23,8 @@ def stairs(record: Record, paths: RunPaths, console: Console) -> list[Diagnostic
 def forecasts(record: Record, paths: RunPaths, console: Console) -> list[Forecast]:
     """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
     try:
-        if not predictions.candidates(record.plan):
+        phases = {point.key.phase for point in record.points}
+        if not any(predictions.candidates(record.plan, phase) for phase in phases):
             return []
         own = corpus.of_record(record, paths.root)
         return predictions.of_record(record, own, corpus.Corpus(corpus.sibling_curves(paths.root)))
