@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.errors import Unsupported
-from perfexp.forecast.corpus import Corpus, find_curves, truths
+from perfexp.forecast.corpus import Corpus, find_curves
 from perfexp.forecast.predictions import INTERPOLATED, forecast
 from perfexp.host import gpu_sheets, installation
 from perfexp.prediction.conformal import Calibration, calibrate
@@ -44,6 +44,8 @@ CALLS = 20
 CAMPAIGNS, BOOTSTRAPS = 500, 2000
 #: Curves that calibrate a simulated one.
 SIMULATED_OTHERS = 40
+#: Fewest points of a record's curve that counts as known truth.
+DENSE = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -259,7 +261,11 @@ def sheet_of(record: Record) -> str:
 
 
 def read_records(paths: Sequence[Path]) -> dict[str, list[Truth]]:
-    return truths(find_curves(paths))
+    found: dict[str, list[Truth]] = {}
+    for curve in find_curves(paths):
+        if len(curve.values) >= DENSE:
+            found.setdefault(curve.quantity, []).append(curve.truth())
+    return found
 
 
 Kind = Callable[[np.random.Generator, Array], Array]

@@ -3,19 +3,24 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfexp.cli.composition import compose
 from perfexp.errors import UserError
-from perfexp.forecast import corpus, predictions
+from perfexp.forecast import corpus, predictions, skill_table
 from perfexp.main import main
+from perfexp.plan import config
 from perfexp.plots import record_plots
 from perfexp.prediction.conformal import Calibration
+from perfexp.prediction.skill import GAUSSIAN_PROCESS
 from perfexp.prediction.sparse import Sparse
 from perfexp.records.expected import Expected
-from perfexp.records.record import Record, Status, points_from_lines, read_points
+from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
 from perfexp.statistics.estimators import Interval
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true")
@@ -92,6 +97,33 @@ def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, se
     shutil.rmtree(folder)
 
 
+def test_only_runs_beside_a_run_calibrate_it_and_foreign_records_are_skipped(sparse, tmp_path):
+    near, far = tmp_path / "sweep" / "run", tmp_path / "a" / "b" / "c"
+    content = json.loads((sparse / "record.json").read_text())
+    for folder, changes in {near: {}, far: {"uid": "f" * 32}, tmp_path / "odd": {"uid": "0" * 32}}.items():
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(content | changes))
+    content["plan"] |= {"choices": None, "model": {}, "mode": 7, "data": [[]]}
+    content["uid"], content["environment"] = "1" * 32, {"device": {"name": "x"}, "ranks": 3}
+    (tmp_path / "odd" / "record.json").write_text(json.dumps(content))
+    found = corpus.sibling_curves(tmp_path / "own")
+    assert {curve.folder for curve in found} == {near, tmp_path / "odd"}
+    assert not corpus.sibling_curves(tmp_path / "sweep" / "run")
+
+
+@pytest.mark.parametrize("part", ["sibling_curves", "of_record"])
+def test_a_failed_prediction_loses_neither_record_nor_tables(run, monkeypatch, part):
+    def fails(*_):
+        raise AttributeError("a foreign record")
+
+    monkeypatch.setattr(corpus, part, fails)
+    words = [word for word in SPARSE if not word.startswith("output_dir")]
+    _, printed, [record] = run(*words, "sweep.measured=4", "output_dir=out")
+    assert "a foreign record" in "".join(printed)
+    assert len(record.points) == 4
+    assert len(table(run.folder / "out", "overall")) == 4
+
+
 def test_a_sweep_that_is_continued_chooses_the_same_sizes(finished, tmp_path, monkeypatch):
     folder = finished(*SPARSE).copied(tmp_path).root / "out"
     before = (folder / "points.jsonl").read_bytes().splitlines(keepends=True)
@@ -110,7 +142,10 @@ def test_sizes_that_do_not_fit_the_memory_are_not_predicted(run):
     assert Status.OOM in {point.status for point in record.points}
     lines = table(run.folder / "out", "predicted")
     refused = [line for line in lines if line["source"] == "refused"]
-    assert {line["reason"] for line in refused} == {"a smaller point ran out of memory", "outside the measured range"}
+    assert {line["reason"] for line in refused} == {
+        "a point of at most this size ran out of memory",
+        "outside the measured range",
+    }
     assert all(line["median_ms"] == "" for line in refused)
     assert max(int(line["input_size"]) for line in lines if line["source"] == "interpolated") <= 400
 
@@ -124,6 +159,30 @@ def test_batch_sizes_of_one_size_and_both_phases_are_predicted(run):
     assert {point.key.batch_size for point in record.points} == {1, 4, 32, 128}
     lines = table(run.folder / "out", "predicted")
     assert [line["batch_size"] for line in lines if line["source"] == "interpolated"] == ["2", "8", "16", "64"] * 2
+
+
+def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
+    code, _, _ = run(
+        *FAKE, "sweep=sparse", "sweep.measured=4", "mode=train_inference", "input_size=64",
+        "batch_size=[1,2,4,8,16,32]", "mode.train.batch_size=[2,4,8,16,32,64]", "output_dir=out",
+    )  # fmt: skip
+    assert code == 0
+    lines = table(run.folder / "out", "predicted")
+    assert {line["batch_size"] for line in lines if line["phase"] == "train"} == {"2", "4", "8", "16", "32", "64"}
+    assert {line["batch_size"] for line in lines if line["phase"] == "inference"} == {"1", "2", "4", "8", "16", "32"}
+
+
+def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
+    words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
+    plan = config.typed(
+        compose([*FAKE[:2], "sweep=sparse", "sweep.measured=7", "mode=train_inference", "input_size=64", *words])
+    )
+    first = [key for key in plan.timed_keys() if not key.replicate]
+    trained = [Point(key=key, status=Status.OK) for key in first if key.phase == "train"]
+    odd = Point(key=msgspec.structs.replace(trained[0].key, batch_size=2), status=Status.OK)  # tried in training only
+    after = [key for key in plan.timed_keys([*trained, odd]) if not key.replicate]
+    assert odd.key in after
+    assert [key for key in after if key.phase == "inference"] == [key for key in first if key.phase == "inference"]
 
 
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
@@ -158,6 +217,15 @@ def test_values_of_a_few_points_are_refused_too(sparse):
     [point] = predictions.forecast(thin, [((226, 226), 1)], Calibration()).points
     assert point.source == "refused"
     assert "needs 4" in point.reason
+
+
+def test_curves_of_at_most_as_many_points_as_a_sweep_measures_are_scored_by_leaving_out_one(sparse):
+    [curve] = corpus.find_curves([sparse])
+    values = {((side, side), 1): Interval(value=truth(side), low=None, high=None) for side in range(224, 249)}
+    dense = replace(curve, values=values)
+    for measured, unseen in {12: 13, 24: 1, 25: 23, 100: 23}.items():
+        [scores] = skill_table.score_all([dense], measured=measured, dense=20)[0].scores
+        assert scores[GAUSSIAN_PROCESS].errors.size == unseen
 
 
 def test_a_dry_run_names_the_scope(run):

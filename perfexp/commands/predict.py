@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
-from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve
+from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
 from perfexp.forecast.lookup import Answer
 from perfexp.host import gpu_sheets
 from perfexp.orchestration.worker_query import query
@@ -54,7 +53,7 @@ def predict(
 ) -> None:
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
 
-    Memory is traced without a GPU. Time and energy come from records of the same model, algorithm and precision: they
+    Memory is traced without a GPU. Time and energy come from records of the same settings on the same device: they
     are measured, or interpolated with a 90 % interval, or refused.
     """
     words = list(overrides or ())
@@ -93,15 +92,18 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
 ) -> list[tuple[Key, dict[str, Answer]]]:
-    about = replace(subject(plain), device=None)
-    devices = {curve.about.device for curve in curves}
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
-    if file is not None and file.match:
-        devices = {device for device in devices if device and file.is_of(device)}
-        curves = [curve for curve in curves if curve.about.device in devices]
-    known, installed = corpus.Corpus(curves), _installed()
+    known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
+    installed = _installed()
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
-    return [(key, {name: lookup.look_up(key, name, about, known, installed) for name in QUANTITIES}) for key in keys]
+    return [(key, {name: lookup.look_up(key, name, plain, known, installed) for name in QUANTITIES}) for key in keys]
+
+
+def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
+    """Whether a device is one that the plan would use; gpu=auto may be any."""
+    kind = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
+    is_product = file is None or file.is_of(device.product)
+    return device.ranks == plan.ranks and kind in ("auto", device.kind) and is_product
 
 
 def _installed() -> dict[str, str]:
@@ -206,4 +208,4 @@ def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
     console = Console()
     for table in tables:
         console.show_grid(table.title, table.methods())
-        console.show_grid("worst curves first", table.curves())
+        console.show_grid("worst curves first", table.worst())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.errors import UserError
+from perfexp.forecast.identity import identity
 from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import Truth
-from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, standard_error
+from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
 from perfexp.records.folders import below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
@@ -28,8 +28,37 @@ from perfexp.summaries.wording import ENERGY, find_metric, interval_of
 QUANTITIES = {"time": "seconds", "energy": "joules"}
 #: Facts of software and device that change times, in the order of importance.
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
-#: Limit on the records that calibrate one run, the newest.
-_MOST_RECORDS = 30
+#: Limit on the curves that calibrate one, the newest.
+MOST_CURVES = 30
+#: Levels of folders below that of a run which are searched for others: runs, and runs of sweeps.
+_SIBLING_LEVELS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDevice:
+    """Device of a record.
+
+    Attributes:
+        kind: `cuda`, `cpu`, `fake`, …; empty if it is not known.
+        product: name of one device.
+        ranks: number of processes that measured together, each with a device.
+    """
+
+    kind: str
+    product: str
+    ranks: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> MeasuredDevice:
+        """Return the device of a record's environment."""
+        device, ranks = environment.get("device"), environment.get("ranks")
+        facts = device if isinstance(device, Mapping) else {}
+        devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
+        return cls(
+            kind=str(facts.get("kind") or ""),
+            product=str(facts.get("name") or ""),
+            ranks=len(devices) if isinstance(devices, list) and devices else 1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +68,26 @@ class MeasuredCurve:
     Attributes:
         folder: folder of the record.
         about: model, algorithm, precision, execution and device.
+        identity: hash of the settings that determine the values, by `identity.identity`.
+        device: device of the record.
         phase: phase of the calls.
         quantity: one of QUANTITIES.
         kind: name of the time, or of the energy.
         values: measured values with their 95 % intervals, by input size and batch size.
+        out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
     """
 
     folder: Path
     about: Subject
+    identity: str
+    device: MeasuredDevice
     phase: str
     quantity: str
     kind: str
     values: dict[Pair, Interval]
+    out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
 
@@ -83,28 +118,30 @@ class MeasuredCurve:
         )
 
 
-def find_curves(folders: Iterable[Path], *, without: Path | None = None) -> list[MeasuredCurve]:
-    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped.
+def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
+    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped."""
+    files = (file for folder in folders if folder.is_dir() for file in below(folder, "record.json", refused=_skip))
+    return _curves_of(files)
 
-    Args:
-        folders: folders of runs, of sweeps, or of many.
-        without: folder of a run to leave out.
-    """
+
+def sibling_curves(folder: Path) -> list[MeasuredCurve]:
+    """Read the curves of the runs in the folder of a run, those of sweeps there included, but not its own."""
+    files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
+    return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
+
+
+def _skip(_error: OSError) -> None:
+    """Leave a folder out that cannot be read."""
+
+
+def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     found: dict[str, list[MeasuredCurve]] = {}
-    for file in _record_files(folders):
-        if without is not None and file.parent.resolve() == without.resolve():
-            continue
-        with suppress(UserError):
+    for file in files:
+        with suppress(Exception):  # records of other people are data: any of their nodes may have any type
             record = Record.load(file)
             found.setdefault(record.uid, of_record(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
     return sorted(curves, key=lambda curve: curve.ended, reverse=True)
-
-
-def _record_files(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if folder.is_dir():
-            yield from below(folder, "record.json", refused=lambda error: None)
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
@@ -114,15 +151,19 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
     curves = []
     for phase in dict.fromkeys(row.key.phase for row in table):
         of_phase = [row for row in table if row.key.phase == phase]
+        too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
         for quantity, (kind, values) in {"time": _times(of_phase), "energy": _energies(of_phase)}.items():
             if values:
                 curve = MeasuredCurve(
                     folder=folder,
                     about=about,
+                    identity=identity(record.plan, phase),
+                    device=MeasuredDevice.of(record.environment),
                     phase=phase,
                     quantity=quantity,
                     kind=kind,
                     values=values,
+                    out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
                 )
@@ -160,31 +201,26 @@ class Corpus:
 
     def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
         self.curves = curves
-        self._calibrations: dict[tuple[object, ...], Calibration] = {}
+        self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
 
     def calibration(self, curve: MeasuredCurve) -> Calibration:
         """Calibrate a curve by those of its quantity on the same device, of other models or algorithms."""
-        about = curve.about
-        place = (curve.quantity, curve.kind, about.device, about.model, about.algorithm)
+        place = place_of(curve)
         if place not in self._calibrations:
-            others = [other.curve() for other in self.curves if _calibrates(other, curve)]
-            self._calibrations[place] = calibrate(others[:_MOST_RECORDS])
+            others = [other.curve() for other in self.curves if calibrates(other, curve)]
+            self._calibrations[place] = calibrate(others[:MOST_CURVES])
         return self._calibrations[place]
 
 
-def _calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
-    is_alike = (other.quantity, other.kind, other.about.device) == (curve.quantity, curve.kind, curve.about.device)
-    is_other = (other.about.model, other.about.algorithm) != (curve.about.model, curve.about.algorithm)
-    return is_alike and is_other and len(other.values) >= LEAST_MEASURED
+def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
+    """Return quantity, kind, device, model and algorithm; curves that agree in them have the same calibration."""
+    return curve.quantity, curve.kind, curve.about.device, curve.about.model, curve.about.algorithm
 
 
-def truths(curves: Iterable[MeasuredCurve], least: int = 20) -> dict[str, list[Truth]]:
-    """Return curves of at least this many points as truths, by quantity."""
-    found: dict[str, list[Truth]] = {}
-    for curve in curves:
-        if len(curve.values) >= least:
-            found.setdefault(curve.quantity, []).append(curve.truth())
-    return found
+def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
+    """Whether a curve calibrates another: one of the same quantity on the same device, of other work, long enough."""
+    own, others = place_of(curve), place_of(other)
+    return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from perfexp.forecast.corpus import Corpus, MeasuredCurve
-from perfexp.forecast.predictions import INTERPOLATED, MEASURED, REFUSED, Predicted, forecast
+from perfexp.forecast.identity import identity
+from perfexp.forecast.predictions import INTERPOLATED, MEASURED, OUTSIDE, REFUSED, Predicted, forecast
 from perfexp.prediction.gaussian_process import leave_one_out
 from perfexp.prediction.sparse import LEAST_MEASURED, Pair
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key
-from perfexp.summaries.subject import Subject
 
 #: Standard deviations from the prediction by the others beyond which a point shows a stair.
 _STAIR_DEVIATIONS = 3.0
@@ -36,41 +37,44 @@ class Answer:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def look_up(key: Key, quantity: str, about: Subject, corpus: Corpus, installed: Mapping[str, str]) -> Answer:
-    """Return a quantity of a point from the curves of the same model, algorithm, precision and execution.
+def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]) -> Answer:
+    """Return a quantity of a point from the curves of the same model, algorithm, mode, precision, execution and data.
 
     A measured value is preferred to an interpolated one, and a newer record to an older one.
 
     Args:
         key: the point.
         quantity: one of `corpus.QUANTITIES`.
-        about: subject of the plan; any device counts if it has none.
+        plan: resolved plan; the device is that of the corpus.
         installed: versions of this machine that are compared with those of the records.
     """
     pair = key.input_size, key.batch_size
     matching = [curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)]
-    matching = [curve for curve in matching if _is_same(curve.about, about)]
-    answers = [(forecast(curve, [pair], corpus.calibration(curve)).points[0], curve) for curve in matching]
+    asked = identity(plan, key.phase)
+    matching = [curve for curve in matching if curve.identity == asked]
+    answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):
         for predicted, curve in answers:
             if predicted.source == source:
                 doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
                 doubts += stairs(curve) if source == INTERPOLATED else []
                 return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
-    reason = "no record of this model, algorithm, precision and execution has it"
+    reason = "no record of these settings of model, algorithm, mode, precision, execution and data has it"
     nothing = Predicted(pair=pair, source=REFUSED, value=None, nearest=pair, reason=reason)
     return Answer(predicted=nothing, curve=None, diagnostics=())
 
 
-def _is_same(measured: Subject, asked: Subject) -> bool:
-    names = ("model", "algorithm", "precision", "execution")
-    same = all(getattr(measured, name) == getattr(asked, name) for name in names)
-    return same and (asked.device is None or measured.device == asked.device)
+def _predicted(pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus) -> Predicted:
+    """Predict a point by one curve, unless one of the same work on the same device ran out of memory there."""
+    out_of_memory = {
+        one for other in matching if other.about.device == curve.about.device for one in other.out_of_memory
+    }
+    return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
 
 
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
     """Return the warning that a point is outside the measured range of its curve."""
-    if predicted.source != REFUSED:
+    if predicted.reason != OUTSIDE:
         return []
     return [
         diagnostics.make(

@@ -24,6 +24,8 @@ _NARROWER = NORMAL_FACTOR / 1.96
 #: Shares of the measured range that are still at its end.
 _ROUNDING = 1e-9
 MEASURED, INTERPOLATED, REFUSED = "measured", "interpolated", "refused"
+#: Reason for the refusal of a point beyond the measured ones.
+OUTSIDE = "outside the measured range"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +71,28 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
         curves: the record's own.
         corpus: curves of other runs, which calibrate the intervals.
     """
-    pairs = candidates(record.plan)
-    if not pairs:
-        return []
     forecasts = []
     for curve in curves:
-        of_phase = [point for point in record.points if point.key.phase == curve.phase]
-        too_large = {pair for pair in pairs if exceeds_memory(pair, of_phase)}
-        forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, too_large))
+        pairs = candidates(record.plan, curve.phase)
+        if not pairs:
+            continue
+        forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory))
     return forecasts
 
 
-def candidates(plan: Mapping[str, Any]) -> list[Pair]:
-    """Return all points of a plan with a sparse sweep, read as data; nothing for others."""
-    node = plan.get("sweep")
+def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
+    """Return all points of a phase of a plan with a sparse sweep, read as data; nothing for others."""
+    node, mode = plan.get("sweep"), plan.get("mode")
+    own = mode.get(phase) if isinstance(mode, Mapping) else None
+    batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
     if not isinstance(node, Mapping) or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}":
         return []
     try:
         sweep = Sparse(**{name: value for name, value in node.items() if name != "_target_"})
-        return sweep.candidates(parse_sizes(plan.get("input_size")), parse_batch_sizes(plan.get("batch_size")))
+        return sweep.candidates(
+            parse_sizes(plan.get("input_size")),
+            parse_batch_sizes(plan.get("batch_size") if batch_sizes is None else batch_sizes),
+        )
     except (UserError, TypeError):  # a record of somebody else's
         return []
 
@@ -97,9 +102,9 @@ def forecast(
     pairs: Sequence[Pair],
     calibration: Calibration,
     corpus: Iterable[MeasuredCurve] = (),
-    too_large: Collection[Pair] = (),
+    out_of_memory: Collection[Pair] = (),
 ) -> Forecast:
-    """Predict a curve at any points; those outside the measured range, or too large for the memory, are refused."""
+    """Predict a curve at any points; those out of its range, or as large as one out of memory, are refused."""
     known = list(curve.values)
     reference, at = selection.coordinates(known), selection.coordinates(pairs)
     measured, x = selection.scaled(reference, reference), selection.scaled(at, reference)
@@ -107,7 +112,11 @@ def forecast(
     points = []
     for pair, value, one in zip(pairs, values, x, strict=True):
         nearest = known[int(((measured - one) ** 2).sum(axis=1).argmin())]
-        reason = "a smaller point ran out of memory" if pair in too_large else _refusal(curve, pair, one)
+        reason = (
+            "a point of at most this size ran out of memory"
+            if exceeds_memory(pair, out_of_memory)
+            else _refusal(curve, pair, one)
+        )
         if pair in curve.values:
             point = Predicted(pair=pair, source=MEASURED, value=_narrowed(curve.values[pair]), nearest=pair)
         elif reason is not None:
@@ -135,7 +144,7 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
     pixels = {other[0] * other[1] for other, _ in curve.values}
     is_size = len(pixels) > 1 or height * width in pixels
     is_inside = bool((x >= -_ROUNDING).all() and (x <= 1 + _ROUNDING).all())
-    return None if is_batch and is_size and is_inside else "outside the measured range"
+    return None if is_batch and is_size and is_inside else OUTSIDE
 
 
 def _interval(mean: float, half_width: float) -> Interval:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.forecast.corpus import MeasuredCurve
+from perfexp.forecast.corpus import MOST_CURVES, MeasuredCurve, calibrates, place_of
 from perfexp.prediction.conformal import Calibration, calibrate
+from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
 from perfexp.records import units
 from perfexp.summaries.grid import Column, Grid
@@ -33,19 +34,19 @@ class SkillTable:
 
     Attributes:
         quantity: `time` or `energy`.
-        truths: scored curves.
+        curves: scored curves.
         scores: scores of each curve by method, in the same order.
     """
 
     quantity: str
-    truths: Sequence[Truth]
+    curves: Sequence[MeasuredCurve]
     scores: Sequence[Mapping[str, Score]]
 
     @property
     def title(self) -> str:
         """Quantity and numbers of curves and points."""
         points = sum(len(one[GAUSSIAN_PROCESS].errors) for one in self.scores)
-        return f"{self.quantity}: {units.counted(len(self.truths), 'curve')}, {points} points that no method had seen"
+        return f"{self.quantity}: {units.counted(len(self.curves), 'curve')}, {points} points that no method had seen"
 
     def methods(self) -> Grid:
         """Return a line for each method."""
@@ -59,14 +60,16 @@ class SkillTable:
         note = "coverage of 90 % intervals; interval score relative to the Gaussian process, more is worse"
         return Grid(columns, [note])
 
-    def curves(self) -> Grid:
+    def worst(self) -> Grid:
         """Return a line for each curve, the one with the least coverage first."""
         figures = [pooled([one[GAUSSIAN_PROCESS]]) for one in self.scores]
         order = sorted(
             range(len(figures)), key=lambda place: (figures[place]["coverage"], -figures[place]["p90_error"])
         )
         order = order[:_MOST_LISTED]
-        columns = [Column("curve", [self.truths[place].name for place in order], is_key=True, prose=True)]
+        columns = [Column("curve", [self.curves[place].name for place in order], is_key=True, prose=True)]
+        devices = [self.curves[place].about.device or "unknown" for place in order]
+        columns += [Column("device", devices, is_key=True, prose=True)] if len(set(devices)) > 1 else []
         for title, name in list(_COLUMNS.items())[:-1]:
             columns.append(Column(title, [_percent(figures[place][name]) for place in order]))
         rest = len(figures) - len(order)
@@ -76,10 +79,16 @@ class SkillTable:
         """Return all figures as JSON values."""
         return {
             "methods": {name: dict(pooled([one[name] for one in self.scores])) for name in self.scores[0]},
-            "curves": {
-                truth.name: dict(pooled([one[GAUSSIAN_PROCESS]]))
-                for truth, one in zip(self.truths, self.scores, strict=True)
-            },
+            "curves": [
+                {
+                    "name": curve.name,
+                    "device": curve.about.device,
+                    "kind": curve.kind,
+                    "folder": str(curve.folder),
+                    **pooled([one[GAUSSIAN_PROCESS]]),
+                }
+                for curve, one in zip(self.curves, self.scores, strict=True)
+            ],
         }
 
 
@@ -92,27 +101,46 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     Args:
         curves: curves of a corpus.
         measured: number of points that a sparse sweep measures.
-        dense: number of points of a curve from which it counts as one of many.
+        dense: number of points of a curve that is sampled, if they are more than `measured`.
     """
     tables = []
     for quantity in dict.fromkeys(curve.quantity for curve in curves):
-        truths = [
-            curve.truth() for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS
-        ]
-        seen = [one.campaign(measured, 0.0) if len(one.values) >= dense else None for one in truths]
-        groups = {truth.group: _calibration(truth.group, truths, seen) for truth in truths}
-        scores = [_scored(truth, points, groups[truth.group]) for truth, points in zip(truths, seen, strict=True)]
-        if truths:
-            tables.append(SkillTable(quantity=quantity, truths=truths, scores=scores))
+        scored = [curve for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS]
+        if scored:
+            scores = _scores([_Sampled.of(curve, measured, max(dense, measured + 1)) for curve in scored])
+            tables.append(SkillTable(quantity=quantity, curves=scored, scores=scores))
     return tables
 
 
-def _calibration(group: str, truths: Sequence[Truth], seen: Sequence[Sequence[int] | None]) -> Calibration:
-    """Calibrate the curves of a group by the seen points of the others."""
-    pairs = zip(truths, seen, strict=True)
-    return calibrate(
-        [one.curve(range(len(one.values)) if points is None else points) for one, points in pairs if one.group != group]
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Sampled:
+    """A curve as known truth, with the points that a sparse sweep would measure; None for all but one in turn."""
+
+    measured: MeasuredCurve
+    truth: Truth
+    seen: Sequence[int] | None
+
+    @classmethod
+    def of(cls, curve: MeasuredCurve, measured: int, dense: int) -> _Sampled:
+        truth = curve.truth()
+        return cls(
+            measured=curve, truth=truth, seen=truth.campaign(measured, 0.0) if len(curve.values) >= dense else None
+        )
+
+    def curve(self) -> Curve:
+        """Return the seen points."""
+        return self.measured.curve() if self.seen is None else self.truth.curve(self.seen)
+
+
+def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
+    """Score each curve, calibrated by the seen points of those that calibrate it in a corpus."""
+    calibrations: dict[tuple[str | None, ...], Calibration] = {}
+    for one in sampled:
+        place = place_of(one.measured)
+        if place not in calibrations:
+            others = [other.curve() for other in sampled if calibrates(other.measured, one.measured)]
+            calibrations[place] = calibrate(others[:MOST_CURVES])
+    return [_scored(one.truth, one.seen, calibrations[place_of(one.measured)]) for one in sampled]
 
 
 def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) -> dict[str, Score]:

@@ -14,12 +14,10 @@ from typing import Any, Self
 from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.forecast import corpus, predictions
-from perfexp.forecast.lookup import stairs
-from perfexp.forecast.predictions import Forecast
+from perfexp.forecast import predictions
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.orchestration import run_history, supervisor
+from perfexp.orchestration import forecasting, run_history, supervisor
 from perfexp.orchestration.preparation import (
     Assignment,
     is_of_perfexp,
@@ -177,14 +175,14 @@ class Run:
         record = self.assembled()
         record.earlier = run_history.exchange(record)
         record.selfcheck = selfcheck_summary.recall(record)
-        if self.assignment.plan.is_sparse:
-            record.doubts += [doubt for curve in corpus.of_record(record, self._paths.root) for doubt in stairs(curve)]
         try:
             write_atomically(self._paths.record, record.to_json())
             if self._job.choose is not None:
                 write_expected(self._paths, self.assignment.plan, record.points)
         except OSError as error:
             raise disk_error(error) from error
+        if self.assignment.plan.is_sparse:  # on disk with the artifacts, when it is published
+            record.doubts += forecasting.stairs(record, self._paths, self._console)
         return record
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
@@ -285,22 +283,13 @@ def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
             roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        forecasts = _forecasts(record, paths)
+        forecasts = forecasting.forecasts(record, paths, console)
         for forecast in forecasts if not console.quiet else ():
             console.note(predictions.summary(forecast))
         record.artifacts = run_files.write(record, paths, forecasts)
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
-
-
-def _forecasts(record: Record, paths: RunPaths) -> list[Forecast]:
-    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
-    if not predictions.candidates(record.plan):
-        return []
-    own = corpus.of_record(record, paths.root)
-    others = corpus.Corpus(corpus.find_curves([paths.root.parent], without=paths.root))
-    return predictions.of_record(record, own, others)
 
 
 def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:

@@ -265,10 +265,13 @@ class Plan(PlanSchema):
         """
         sweep, results = build(self.sweep), list(results)
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
-        is_sparse = isinstance(sweep, Sparse)
+        chosen = {}
+        if isinstance(sweep, Sparse):  # phases of the same sizes and batch sizes choose together
+            for phase, of in sizes.items():
+                chosen[phase] = sweep.chosen(*of, [one for one in results if sizes.get(one.key.phase) == of])
         keys = timed_keys(
             {phase: sweep.points(*of) for phase, of in sizes.items()},
-            chosen={phase: sweep.chosen(*of, results) for phase, of in sizes.items()} if is_sparse else {},
+            chosen=chosen,
             precision=self.precision.name,
             replicate=self.processes,
             anchored=self.replicate is None,

@@ -55,7 +55,7 @@ def following(
         x: scaled coordinates of all points, shape (n, 2).
         curves: measured values of each phase, over the same coordinates.
         tried: indices of the points that have a result.
-        target: relative half-width of the 90 % intervals that suffices.
+        target: relative half-width of the 90 % intervals that suffices; they are not calibrated by other curves.
         impossible: indices of points that cannot be measured.
     """
     left = np.setdiff1d(np.arange(len(x)), [*tried, *impossible])

@@ -29,8 +29,8 @@ _KINDS = (*DEVICE_TIMES, "latency", "throughput")
 class Sparse:
     """Some of the given sizes and batch sizes, or of evenly spaced square sizes; the others are predicted.
 
-    Six points are measured first, then each time the one whose prediction is the least certain, until the 90 %
-    intervals of nine in ten of the others are within the target, or `measured` points have been tried.
+    Six points are measured first, then each time the one whose prediction is the least certain, until nine in
+    ten of the others are predicted within the target, or `measured` points have been tried.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class Sparse:
         phases = dict.fromkeys(one.key.phase for one in timed)
         medians = [medians_of([one for one in timed if one.key.phase == phase]) for phase in phases]
         curves = [curve_of(x[[places[pair] for pair in of_phase]], list(of_phase.values())) for of_phase in medians]
-        impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, timed)}
+        too_large = out_of_memory(timed)
+        impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
 
 
@@ -116,12 +117,12 @@ def standard_error(value: Interval) -> float:
     return _UNKNOWN_ERROR if width is None else width / _HALF_WIDTHS
 
 
-def exceeds_memory(pair: Pair, points: Iterable[Measured]) -> bool:
-    """Whether a point that is not larger in any way ran out of memory, or was predicted to."""
+def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
+    """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
+    return frozenset(pair_of(one) for one in points if one.status in (Status.OOM, Status.OOM_PREDICTED))
+
+
+def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
+    """Whether a point is not smaller in any way than one that ran out of memory."""
     size, batch = pair
-    return any(
-        one.status in (Status.OOM, Status.OOM_PREDICTED)
-        and batch >= one.key.batch_size
-        and all(map(ge, size, one.key.input_size))
-        for one in points
-    )
+    return any(batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large)

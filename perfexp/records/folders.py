@@ -15,7 +15,7 @@ ARTIFACTS = "mlartifacts"
 _DEEPEST = 40
 
 
-def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iterator[Path]:
+def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST) -> Iterator[Path]:
     """Yield the files with one of these names in and below a folder; links and tracking stores' artifacts are skipped.
 
     `refused` is called with the error of each folder that cannot be read.
@@ -31,8 +31,8 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iter
             continue
         inner = sorted(name for name, entry in children.items() if name != ARTIFACTS and entry.is_dir())
         yield from (parent / name for name in names if name in children and not children[name].is_dir())
-        if inner and depth >= _DEEPEST:
-            refused(OSError(errno.ELOOP, f"more than {_DEEPEST} nested folders; deeper ones are skipped", str(parent)))
+        if inner and depth >= deepest:
+            refused(OSError(errno.ELOOP, f"more than {deepest} nested folders; deeper ones are skipped", str(parent)))
             continue
         waiting += [(parent / name, depth + 1) for name in reversed(inner)]
 

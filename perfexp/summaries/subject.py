@@ -99,8 +99,9 @@ def one_line(text: str) -> str:
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
     node = plan.get(group)
-    name = node.get("name") if isinstance(node, Mapping) else node
-    return one_line(str(name or plan.get("choices", {}).get(group) or "unknown"))
+    name, choices = node.get("name") if isinstance(node, Mapping) else node, plan.get("choices")
+    choice = choices.get(group) if isinstance(choices, Mapping) else None
+    return one_line(str(name or choice or "unknown"))
 
 
 def _execution(node: object) -> str:

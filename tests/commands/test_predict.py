@@ -15,7 +15,7 @@ from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
-FAKE = ("model=fake", "gpu=fake", "--no-memory")
+FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")
 
 
 @pytest.fixture
@@ -50,9 +50,51 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
 
 def test_other_plans_have_no_time_here(predict, finished):
     folder = finished(*SPARSE).root
-    for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other", "gpu=h100"):
+    for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other",
+                  "model.stairs=0.03", "data.num_samples=10", "cache=flush"):  # fmt: skip
         _, printed, _ = predict(*FAKE, "input_size=224", other, "--corpus", folder)
         assert "refused: no record" in printed, other
+
+
+def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finished):
+    _, printed, _ = predict(*FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root)
+    assert "measured (" in printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "product", "ranks", "asked", "is_found"),
+    [
+        ("cuda", "NVIDIA H200", 1, "gpu=h200", True),
+        ("cuda", "NVIDIA H200", 1, "gpu=auto", True),
+        ("cuda", "NVIDIA H200", 2, "gpu=h200", False),
+        ("cuda", "NVIDIA H200", 2, "gpu=h200 gpu.count=2", True),
+        ("cuda", "NVIDIA H200", 1, "gpu=h100", False),
+        ("cuda", "NVIDIA H200", 1, "gpu=cpu", False),
+        ("cpu", "AMD EPYC", 1, "gpu=cpu", True),
+        ("cpu", "AMD EPYC", 1, "gpu=fake", False),
+    ],
+)
+def test_records_of_other_devices_have_no_time_here(predict, finished, tmp_path, kind, product, ranks, asked, is_found):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    record["environment"]["device"] |= {"kind": kind, "name": product}
+    record["environment"]["ranks"] = {"devices": [{}] * ranks} if ranks > 1 else None
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    words = "model=fake", "model.stairs=0.02", *asked.split(), "input_size=224", "--no-memory"
+    _, printed, _ = predict(*words, "--corpus", folder)
+    assert ("time refused: no record" not in printed) == is_found
+
+
+def test_a_point_that_ran_out_of_memory_is_refused(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    place = len(record["points"]) // 2
+    key = record["points"][place]["key"]
+    record["points"][place] |= {"status": "oom", "series": [], "metrics": []}
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    _, printed, _ = predict(*FAKE, f"input_size={key['input_size'][0]}", "--corpus", folder)
+    assert "time refused: a point of at most this size ran out of memory" in printed
+    assert "(outside_corpus)" not in printed
 
 
 def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
@@ -82,6 +124,24 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
     assert "fake · default · inference · fp32 · time" in printed
     _, printed, _ = predict("check", finished(*SPARSE).root, "--json")
     assert 0 <= json.loads(printed)["time"]["methods"]["gaussian process"]["coverage"] <= 1
+
+
+def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    alone = json.loads(predict("check", folder, "--json")[1])["time"]
+    record = json.loads((folder / "out" / "record.json").read_text())
+    for name in ("gpu 1", "gpu 2"):
+        record["uid"], record["plan"]["model"]["name"] = (
+            name.replace("gpu ", "0" * 31),
+            "fake" if name == "gpu 1" else "other",
+        )
+        record["environment"]["device"]["name"] = name
+        (folder / name).mkdir()
+        (folder / name / "record.json").write_text(json.dumps(record))
+    together = json.loads(predict("check", folder, "--json")[1])["time"]
+    assert len({(curve["name"], curve["device"], curve["folder"]) for curve in together["curves"]}) == 3
+    assert together["curves"][0]["interval_score"] == alone["curves"][0]["interval_score"]
+    assert "gpu 1" in predict("check", folder)[1]
 
 
 def test_wrong_words_are_refused_with_advice(predict, tmp_path):
