@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +13,10 @@ from perfexp.cluster.submission import SlurmSettings
 from perfexp.commands import run as command
 from perfexp.errors import UserError
 from perfexp.host import host_turns, locks, scheduler
+from perfexp.orchestration.preparation import is_finished
 from perfexp.plan.schema import Cluster, ClusterGpu
-from perfexp.records.paths import SweepPaths
-from perfexp.records.record import Record, Status
+from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.record import Record, Status, point_to_line
 from perfexp.records.sweep_record import Sweep, SweepChild
 from tests import forking
 
@@ -261,3 +263,13 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     assert printed.count("warn_seconds=1") == 1
     assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
     assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
+
+
+def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):
+    record = make_record()
+    (tmp_path / "record.json").write_bytes(record.to_json())
+    (tmp_path / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
+    keys, asked = [point.key for point in record.points], []
+    plan = SimpleNamespace(keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])])
+    assert not is_finished(RunPaths(tmp_path), plan)
+    assert asked == [len(keys)]
