@@ -18,7 +18,7 @@ from perfexp.cluster import element
 from perfexp.cluster.campaign import Ended, enter_finished
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials
+from perfexp.host import credentials, untrusted
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.schema import Cluster
@@ -162,7 +162,7 @@ def _range(part: str) -> Iterator[int]:
 
 
 def _log(sweep_run: SweepRun, number: int, suffix: str) -> BinaryIO:
-    return (sweep_run.paths.job_logs / f"{number}.{suffix}").open("ab")
+    return untrusted.open_append(sweep_run.paths.job_logs / f"{number}.{suffix}")
 
 
 def _collect(process: _Process, sweep_run: SweepRun, console: Console, ended: Ended) -> None:

@@ -273,3 +273,12 @@ def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp
     plan = SimpleNamespace(keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])])
     assert not is_finished(RunPaths(tmp_path), plan)
     assert asked == [len(keys)]
+
+
+def test_logs_of_processes_follow_no_link(tmp_path):
+    paths = SweepPaths(tmp_path)
+    paths.make_job_logs()
+    (paths.job_logs / "0.out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="a link"):
+        local_queue._log(SimpleNamespace(paths=paths), 0, "out")
+    assert not (tmp_path / "elsewhere").exists()
