@@ -2,16 +2,29 @@
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from perfexp.cluster import gate, job_report, job_states, jobs_file, local_queue, site, site_check, slurm, submission
+from perfexp.cluster import campaign as campaigns
+from perfexp.cluster import (
+    element,
+    gate,
+    job_report,
+    job_states,
+    jobs_file,
+    local_queue,
+    site,
+    site_check,
+    slurm,
+    submission,
+)
 from perfexp.cluster.jobs_file import SubmittedRun
 from perfexp.cluster.slurm import Queue, QueuedJob
 from perfexp.cluster.submission import SlurmSettings
 from perfexp.commands import run as command
-from perfexp.errors import UserError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns, locks, scheduler
 from perfexp.orchestration.preparation import is_finished
 from perfexp.plan.schema import Cluster, ClusterGpu
@@ -282,3 +295,58 @@ def test_logs_of_processes_follow_no_link(tmp_path):
     with pytest.raises(OSError, match="a link"):
         local_queue._log(SimpleNamespace(paths=paths), 0, "out")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_new", "outcome", "is_sent"),
+    [(0, True, Record, True), (3, True, Record, False), (2, False, UserError, True), (1, True, PerfexpError, True)],
+)
+def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
+    tmp_path, make_record, code, is_new, outcome, is_sent
+):
+    (tmp_path / "record.json").write_bytes(make_record().to_json())
+    run = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True)
+    earlier = None if is_new else campaigns.version(run)
+    process = SimpleNamespace(assignment=run, popen=SimpleNamespace(returncode=code), earlier=earlier)
+    outcomes, console = [], SimpleNamespace(show=lambda *_: None)
+    sweep_run = SimpleNamespace(paths=SweepPaths(tmp_path))
+    local_queue._collect(process, sweep_run, console, lambda run, outcome: outcomes.append(outcome))
+    assert (type(outcomes[0]), run.is_sent) == (outcome, is_sent)
+
+
+def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, monkeypatch):
+    _, folder = campaign
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(element.lifeline, "die_with", lambda parent: None)
+    assert element.of_arguments([f"--of-sweep={folder}:2"])[1].end(3) == 0
+    assert element.of_arguments([f"--of-sweep={folder}:2", f"{element.PARENT}=1"])[1].end(3) == 3
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert element.of_arguments([f"--of-sweep={folder}:2"])[1].end(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "is_new", "text"),
+    [
+        (Status.FAILED, False, "failed: left"),
+        (Status.INTERRUPTED, True, "reached its time limit"),
+        (Status.OK, True, None),
+    ],
+)
+def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, make_record, status, is_new, text):
+    record = make_record()
+    (tmp_path / "record.json").write_bytes(
+        record.to_json().replace(b'"status": "ok"', f'"status": "{status.value}"'.encode(), 1)
+    )
+    if status is Status.INTERRUPTED:
+        assert Record.load(tmp_path).status is status
+    plan = SimpleNamespace(tracking={"_target_": "perfexp.tracking.NoTracking"})
+    run = SimpleNamespace(folder=tmp_path, name="run", number=1, plan=plan, is_sent=True)
+    slurm_campaign = campaigns.SlurmCampaign({})
+    slurm_campaign._earlier = {1: None if is_new else campaigns.version(run)}
+    why = "left" if status is Status.FAILED else "reached its time limit"
+    state = job_states.RunState(run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why)
+    if status is Status.OK:
+        state = replace(state, state=job_states.State.done, why="")
+    outcomes = []
+    slurm_campaign._collect(SimpleNamespace(assignment=run), state, None, lambda run, outcome: outcomes.append(outcome))
+    assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
