@@ -84,14 +84,24 @@ def call(*command: str, text: str | None = None) -> str:
     """
     for attempt in range(_ATTEMPTS):
         try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+            done = subprocess.run(
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_SECONDS,
+                start_new_session=command[0] == "sbatch",  # Ctrl-C would end it after SLURM has taken the jobs
+            )
         except FileNotFoundError as error:
             raise UserError(
                 f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or leave "
                 "hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{command[0]} did not answer within {_COMMAND_SECONDS:g} s; try again later.") from error
+            text = "; its jobs may be queued: perfexp cancel ends them" if command[0] == "sbatch" else ""
+            raise UserError(
+                f"{command[0]} did not answer within {_COMMAND_SECONDS:g} s{text}; try again later."
+            ) from error
         if done.returncode == 0:
             return done.stdout
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"

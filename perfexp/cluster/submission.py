@@ -13,7 +13,7 @@ from perfexp.cli.overrides import quoted
 from perfexp.cluster import element, jobs_file, site, slurm
 from perfexp.cluster.jobs_file import SubmittedRun
 from perfexp.errors import UserError
-from perfexp.host import credentials
+from perfexp.host import credentials, interrupts
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan.schema import Cluster
 from perfexp.records import units
@@ -103,22 +103,20 @@ def submit(
     for group in _alike(runs):
         for chunk in _chunks(group, most):
             script = _script(chunk, paths, settings)
-            job = slurm.submit(script, [*_options(chunk, paths, sweep, settings), *dependency])
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            jobs_file.append(
-                paths,
-                (
-                    SubmittedRun(
-                        run=run.assignment.number - 1,
-                        job=f"{job}_{index}",
-                        gpu=run.kind,
-                        submitted=now,
-                        log=f"{job}_{index}",
-                    )
-                    for index, run in enumerate(chunk)
-                ),
-            )
+            options = [*_options(chunk, paths, sweep, settings), *dependency]
+            with interrupts.held():  # nobody would know of jobs that are not in the file
+                job = slurm.submit(script, options)
+                jobs_file.append(paths, _entries(job, chunk))
             yield job, chunk
+
+
+def _entries(job: str, runs: Sequence[RunRequest]) -> Iterator[SubmittedRun]:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for index, run in enumerate(runs):
+        element_id = f"{job}_{index}"
+        yield SubmittedRun(
+            run=run.assignment.number - 1, job=element_id, gpu=run.kind, submitted=now, log=element_id
+        )
 
 
 def _alike(runs: Sequence[RunRequest]) -> list[list[RunRequest]]:

@@ -1,11 +1,13 @@
 """Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
 
+import signal
 import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from perfexp.cluster import campaign as campaigns
 from perfexp.cluster import (
@@ -25,7 +27,7 @@ from perfexp.cluster.slurm import Queue, QueuedJob
 from perfexp.cluster.submission import SlurmSettings
 from perfexp.commands import run as command
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import host_turns, locks, scheduler
+from perfexp.host import host_turns, interrupts, locks, scheduler
 from perfexp.orchestration.preparation import is_finished
 from perfexp.plan.schema import Cluster, ClusterGpu
 from perfexp.records.paths import RunPaths, SweepPaths
@@ -350,3 +352,44 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, 
     outcomes = []
     slurm_campaign._collect(SimpleNamespace(assignment=run), state, None, lambda run, outcome: outcomes.append(outcome))
     assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
+
+
+def test_a_gate_waits_for_an_array_only_if_none_of_its_runs_was_submitted_again(campaign, monkeypatch):
+    sweep, folder = campaign
+    paths, pending = SweepPaths(folder), job_states.State.pending
+    jobs = [f"9_{number}" for number in range(60)] + [f"10_{number}" for number in range(2)]
+    again = SubmittedRun(run=60, job="9_60", gpu="x", submitted=EARLIER, log="x")
+    entries = [replaced(again, run=run, job=job) for run, job in enumerate(jobs)]
+    states = [job_states.RunState(run=0, name="", folder=folder, state=pending, job=job) for job in jobs]
+    monkeypatch.setattr(job_states, "states", lambda sweep, folder: states)
+    jobs_file.append(paths, entries)
+    assert gate.dependency(folder) == ["--dependency=afterok:10:9"]
+    paths.jobs.unlink()
+    jobs_file.append(paths, [again, *entries])
+    assert gate.dependency(folder) == [f"--dependency=afterok:{':'.join(sorted(['10', *jobs[:60]]))}"]
+
+
+def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_path, monkeypatch):
+    def taken(*words, **_):
+        signal.raise_signal(signal.SIGINT)
+        return "MaxArraySize = 10" if words[0] == "scontrol" else "5\n"
+
+    paths = SweepPaths(tmp_path)
+    assignment = SimpleNamespace(number=1, folder=tmp_path / "0")
+    site_of = Cluster(name="x")
+    run = submission.RunRequest(assignment=assignment, overrides=(), kind="x", site=site_of, requests=())
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
+    monkeypatch.setattr(slurm, "call", taken)
+    monkeypatch.setattr(paths, "claim", lambda *_: None)
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        list(submission.submit([run], paths, "s", SlurmSettings(), []))
+    assert jobs_file.load(paths)[0].job == "5_0"
+
+
+def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monkeypatch):
+    _, folder = campaign
+    calls = []
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
+    (folder / "jobs.jsonl").unlink()
+    assert command(["cancel", str(folder)]) == 0
+    assert [words[:2] for words in calls] == [("scancel", "--name=perfexp-s")]
