@@ -62,8 +62,8 @@ class SlurmCampaign:
 
     def _submit(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console) -> None:
         states = {state.run: state for state in job_states.states(sweep_run.sweep, sweep_run.paths.root)}
-        is_queued = {run: state.job != "" and not state.has_ended for run, state in states.items()}
-        new = [run for run in runs if not is_queued.get(run.assignment.number - 1)]
+        queued = {run for run, state in states.items() if state.is_queued}
+        new = [run for run in runs if run.assignment.number - 1 not in queued]
         if len(new) < len(runs):
             console.note(f"{units.counted(len(runs) - len(new), 'run')} in the queue already")
         dependency = gate.dependency(self._settings.after) if new else []

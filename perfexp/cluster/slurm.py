@@ -31,11 +31,11 @@ PENDING_STATES = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL
 RUNNING_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
 #: Jobs of one call of scancel.
 _MOST_ARGUMENTS = 500
-_FIELDS = ("job", "state", "reason", "node", "left", "name")
+_FIELDS = ("job", "state", "reason", "node", "left", "ended", "name")
 
 
 class QueuedJob(NamedTuple):
-    """One element of an array, or a job, as squeue or sacct lists it."""
+    """One element of an array, or a job, as squeue or sacct lists it; `ended` is in local time."""
 
     job: str
     state: str
@@ -43,6 +43,7 @@ class QueuedJob(NamedTuple):
     node: str = ""
     left: str = ""
     name: str = ""
+    ended: str = ""
 
     @property
     def is_pending(self) -> bool:
@@ -158,7 +159,7 @@ def queue() -> Queue:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         listed = call(
             *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
-            "--format=%i|%T|%r|%N|%L|%j",
+            "--format=%i|%T|%r|%N|%L|%e|%j",
         )
         jobs = [line.split("|", len(_FIELDS) - 1) for line in listed.splitlines()]
         content = {"monotonic": time.monotonic(), "at": at, "jobs": [job for job in jobs if len(job) == len(_FIELDS)]}
@@ -177,7 +178,7 @@ def _recent(descriptor: int) -> Queue | None:
 
 
 def _queue_of(content: dict[str, Any]) -> Queue:
-    jobs = (QueuedJob(*map(untrusted.printable, job)) for job in content["jobs"])
+    jobs = (QueuedJob(**dict(zip(_FIELDS, map(untrusted.printable, job), strict=True))) for job in content["jobs"])
     return Queue(content["at"], {job.job: job for job in jobs})
 
 
@@ -187,14 +188,17 @@ def accounted(jobs: Collection[str], name: str) -> dict[str, QueuedJob]:
     if not arrays:
         return {}
     try:
-        listed = call("sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,JobName")
+        listed = call(
+            "sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,End,JobName"
+        )
     except UserError:
         return {}
     found = {}
     for line in listed.splitlines():
-        job, state, code, node, job_name = (*map(untrusted.printable, line.split("|", 4)), "", "", "", "")[:5]
+        job, state, code, node, ended, job_name = (*map(untrusted.printable, line.split("|", 5)), *[""] * 5)[:6]
         if job_name != name:  # a cluster that was set up anew starts its numbers again
             continue
         state = state.split()[0] if state else ""  # "CANCELLED by 1000"
-        found[job] = QueuedJob(job, state, f"exit code {code}" if code not in ("", "0:0") else "", node, name=name)
+        reason = f"exit code {code}" if code not in ("", "0:0") else ""
+        found[job] = QueuedJob(job, state, reason, node, name=name, ended=ended)
     return {job: found[job] for job in jobs if job in found}

@@ -114,9 +114,7 @@ def _entries(job: str, runs: Sequence[RunRequest]) -> Iterator[SubmittedRun]:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for index, run in enumerate(runs):
         element_id = f"{job}_{index}"
-        yield SubmittedRun(
-            run=run.assignment.number - 1, job=element_id, gpu=run.kind, submitted=now, log=element_id
-        )
+        yield SubmittedRun(run=run.assignment.number - 1, job=element_id, gpu=run.kind, submitted=now, log=element_id)
 
 
 def _alike(runs: Sequence[RunRequest]) -> list[list[RunRequest]]:

@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -167,10 +168,12 @@ def test_the_queue_is_listed_once_for_all_processes_of_ten_seconds(monkeypatch, 
     monkeypatch.setenv("SLURM_CONF", str(tmp_path))
     monkeypatch.setattr(slurm, "QUEUE_SECONDS", 10.0)
     calls = []
-    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|name|x\n")
+    monkeypatch.setattr(
+        slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|N/A|name|x\n"
+    )
     first, second = slurm.queue(), slurm.queue()
     assert first == second
-    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x")
+    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x", "N/A")
     assert len(calls) == 1
 
 
@@ -355,7 +358,7 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, 
 
 
 def test_a_gate_waits_for_an_array_only_if_none_of_its_runs_was_submitted_again(campaign, monkeypatch):
-    sweep, folder = campaign
+    _, folder = campaign
     paths, pending = SweepPaths(folder), job_states.State.pending
     jobs = [f"9_{number}" for number in range(60)] + [f"10_{number}" for number in range(2)]
     again = SubmittedRun(run=60, job="9_60", gpu="x", submitted=EARLIER, log="x")
@@ -393,3 +396,13 @@ def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monk
     (folder / "jobs.jsonl").unlink()
     assert command(["cancel", str(folder)]) == 0
     assert [words[:2] for words in calls] == [("scancel", "--name=perfexp-s")]
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(5, "running"), (500, "lost")])
+def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypatch, seconds, state):
+    sweep, folder = campaign
+    at = (datetime.now() - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    job = QueuedJob("7_2", "COMPLETED", "None", "node1", "", "perfexp-s", at)
+    monkeypatch.setattr(slurm, "queue", lambda: Queue(LATER, {"7_2": job}))
+    found = job_states.states(sweep, folder)[2]
+    assert (found.state, found.is_queued) == (state, False)
