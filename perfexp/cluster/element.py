@@ -13,7 +13,6 @@ from perfexp.cli.flags import OF_SWEEP, PARENT, REQUEUE
 from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, lifeline
-from perfexp.host.process import python_command
 from perfexp.host.scheduler import job_id
 from perfexp.orchestration.sweep_run import key_of
 from perfexp.records.folders import run_folders
@@ -25,10 +24,10 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 
-def command(sweep: SweepPaths, number: int, overrides: Sequence[str], *, requeue: bool = False) -> list[str]:
-    """Return the command that measures the run of a number, from 0."""
+def arguments(sweep: SweepPaths, number: int, overrides: Sequence[str], *, requeue: bool = False) -> list[str]:
+    """Return the arguments of perfexp that measure the run of a number, from 0."""
     flags = [f"{OF_SWEEP}={sweep.root}:{number}", *([REQUEUE] if requeue else [])]
-    return python_command("perfexp", *flags, *overrides, "hydra.mode=RUN", "quiet=true")
+    return [*flags, *overrides, "hydra.mode=RUN", "quiet=true"]
 
 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:

@@ -19,6 +19,7 @@ from perfexp.cluster.campaign import Ended, Version, enter_finished, version
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, untrusted
+from perfexp.host.process import python_command
 from perfexp.orchestration.job import exit_code
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
@@ -104,9 +105,10 @@ class LocalCampaign:
             f"output_dir={quoted(str(assignment.folder.absolute()))}",
             f"host_sharing={self._sharing}",
         ]
+        arguments = element.arguments(sweep_run.paths, number, overrides)
         with _log(sweep_run, number, "out") as out, _log(sweep_run, number, "err") as err:
             popen = subprocess.Popen(
-                [*element.command(sweep_run.paths, number, overrides), f"{PARENT}={os.getpid()}"],
+                [*python_command("perfexp", *arguments), f"{PARENT}={os.getpid()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

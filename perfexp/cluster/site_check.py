@@ -12,7 +12,6 @@ from perfexp.cluster import site, slurm
 from perfexp.cluster.slurm import Node
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.host.process import python_command
 from perfexp.plan.schema import Cluster
 
 #: States of nodes that run jobs, in short form; any other one but `idle` runs none.
@@ -76,7 +75,7 @@ def _fits(node: Node, options: Mapping[str, str]) -> bool:
 
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
     """Run one tiny job and return its line; raises UserError if it does not start in time, or perfexp does not."""
-    python = shlex.join([*site.prefix(cluster), *python_command("perfexp")[:-2], "-c", _IMPORTS])
+    python = shlex.join([*site.python(cluster), "-c", _IMPORTS])
     script = "\n".join([*site.preparation(cluster), f"exec {python}"])
     command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *site.requests(cluster, kind)]
     try:

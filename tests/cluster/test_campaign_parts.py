@@ -1,6 +1,7 @@
 """Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
 
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -406,3 +407,18 @@ def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypa
     monkeypatch.setattr(slurm, "queue", lambda: Queue(LATER, {"7_2": job}))
     found = job_states.states(sweep, folder)[2]
     assert (found.state, found.is_queued) == (state, False)
+
+
+def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
+    assignment = SimpleNamespace(
+        number=1, folder=tmp_path / "0", overwrites=False, plan=SimpleNamespace(gpu_name="cpu", ranks=1)
+    )
+    boxed = Cluster(name="boxed", container="image.sif")
+    with pytest.raises(UserError, match=r"hydra\.launcher\.requeue=false"):
+        submission.request_of(assignment, [], boxed, SlurmSettings(), sends=False)
+    settings = SlurmSettings(requeue=False)
+    run = submission.request_of(assignment, [], boxed, settings, sends=False)
+    script = submission._script([run], SweepPaths(tmp_path), settings)
+    assert 'exec apptainer exec --nv image.sif python3 -P -m perfexp "$@"\n' in script
+    assert sys.executable not in script
+    assert site.python(Cluster(name="bare"))[0] == sys.executable
