@@ -31,6 +31,8 @@ from perfexp.reports.console import Console
 _LOOK_SECONDS = 0.2
 #: Limit on the end of the processes after an interrupt: a worker and its record take some seconds.
 _END_SECONDS = 60.0
+#: Bound on the numbers of GPUs where the driver lists none.
+_MOST_GPUS = 1024
 #: Exit code of a process whose record a tracker did not accept.
 _NOT_SENT = 3
 
@@ -137,8 +139,10 @@ def slots(gpus: Any) -> list[Slot]:
             raise UserError(f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}.")
         return (boards or [Slot(visible=str(index)) for index in range(gpus)])[:gpus]
     is_list = isinstance(gpus, Sequence) and not isinstance(gpus, str)
-    if is_list and gpus and all(isinstance(index, int) and 0 <= index < max(len(boards), 1024) for index in gpus):
-        return [boards[index] if index < len(boards) else Slot(visible=str(index)) for index in dict.fromkeys(gpus)]
+    if is_list and gpus and all(type(index) is int and 0 <= index < _MOST_GPUS for index in gpus):
+        if boards and max(gpus) >= len(boards):
+            raise UserError(f"hydra.launcher.gpus={list(gpus)}: this machine has {len(boards)}, numbered from 0.")
+        return [boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(gpus)]
     raise UserError(f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1].")
 
 

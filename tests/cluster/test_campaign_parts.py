@@ -1,5 +1,6 @@
 """Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
 
+import json
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace as replaced
 
+from perfexp import main
 from perfexp.cluster import campaign as campaigns
 from perfexp.cluster import (
     element,
@@ -241,7 +243,7 @@ def test_gpus_of_a_machine_are_all_some_or_refused(monkeypatch):
     assert [slot.visible for slot in local_queue.slots([1])] == ["GPU-b"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [slot.visible for slot in local_queue.slots("all")] == ["GPU-b"]
-    for wrong in (0, "some", True, [], 2):
+    for wrong in (0, "some", True, [], 2, [0, 7], [True]):
         with pytest.raises(UserError, match=r"hydra\.launcher\.gpus="):
             local_queue.slots(wrong)
     monkeypatch.setattr(local_queue.nvml, "places", list)
@@ -422,3 +424,14 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
     assert 'exec apptainer exec --nv image.sif python3 -P -m perfexp "$@"\n' in script
     assert sys.executable not in script
     assert site.python(Cluster(name="bare"))[0] == sys.executable
+
+
+def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):
+    application = main._Application()
+    application.print_json(is_set=True)
+    application._is_left = True
+    application.close()
+    assert json.loads(capsys.readouterr().out)
+    application.is_dry = True
+    application.close()
+    assert not capsys.readouterr().out
