@@ -62,12 +62,12 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Whether a node has the partition, the features and the GRES; of alternatives (`a|b`) one feature suffices."""
+    """Whether a node has a partition of `a,b`, the features and the GRES; of alternatives (`a|b`) one feature suffices."""
     gres, constraint = options.get("gres", "").rpartition(":")[0], options.get("constraint", "")
     features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
     has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)
     return (
-        options.get("partition", node.partition) == node.partition
+        node.partition in options.get("partition", node.partition).split(",")
         and (has_features or not features)
         and (not gres or re.search(rf"\b{re.escape(gres)}\b", node.gres) is not None)
     )

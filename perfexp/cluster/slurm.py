@@ -135,10 +135,15 @@ def nodes() -> list[Node]:
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
     lines = (untrusted.printable(line).split("|") for line in listed.splitlines())
     return [
-        Node(words[0], words[1].rstrip("*"), words[2].rstrip("*~#!%$@^-"), tuple(words[3].split(",")), words[4])
+        Node(words[0], words[1].rstrip("*"), _state(words[2]), tuple(words[3].split(",")), words[4])
         for words in lines
         if len(words) == 5
     ]
+
+
+def _state(text: str) -> str:
+    """Return the state of a node without its mark; `*` marks one that does not respond."""
+    return "down" if text.endswith("*") else text.rstrip("~#!%$@^-")
 
 
 def requeue(job: str) -> None:
