@@ -106,13 +106,22 @@ class _RecordHead(msgspec.Struct):
     sweep: _Membership | None = None
 
 
-def states(sweep: Sweep, folder: Path) -> list[RunState]:
-    """Return the state of each run of a sweep that was submitted, in the order of the runs."""
-    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
+def listed() -> tuple[Queue, str]:
+    """Return the queue, and why it cannot be listed; empty if it can."""
     try:
-        queue, unreachable = slurm.queue(), ""
+        return slurm.queue(), ""
     except UserError as error:
-        queue, unreachable = Queue("", {}), str(error)
+        return Queue("", {}), str(error)
+
+
+def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) -> list[RunState]:
+    """Return the state of each run of a sweep that was submitted, in the order of the runs.
+
+    Args:
+        queued: answer of `listed` that several sweeps share; without it the queue is listed.
+    """
+    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
+    queue, unreachable = queued or listed()
     jobs = {job.job: job for job in queue.jobs.values() if job.name == name}
     ended = {run: _head(path / "record.json", sweep.uid, run) for run, path in _folders(sweep, folder).items()}
     unknown = [

@@ -435,3 +435,41 @@ def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):
     application.is_dry = True
     application.close()
     assert not capsys.readouterr().out
+
+
+def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(monkeypatch):
+    listed = "a|one*|idle*|(null)|(null)\nb|two|idle|(null)|(null)\nc|three|alloc|(null)|(null)\n"
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
+    gpus = {"cpu": ClusterGpu(gres="", partition="one,two")}
+    [found] = site_check.offers(Cluster(name="own", gpus=gpus), [])
+    assert (found.nodes, found.idle, found.others) == (2, 1, 1)
+
+
+def test_output_is_found_beside_a_broken_sweep(campaign, capsys):
+    _, folder = campaign
+    for name in ("aaa", "zzz"):
+        (folder / name).mkdir()
+        (folder / name / "sweep.json").write_text("{")
+        (folder / name / "jobs.jsonl").touch()
+    SweepPaths(folder).job_logs.mkdir()
+    (folder / "jobs" / "x.out").write_text("hello")
+    assert command(["job-output", str(folder / "2")]) == 0
+    assert "hello" in capsys.readouterr().out
+
+
+def test_a_queue_that_cannot_be_listed_is_asked_once_for_all_sweeps(campaign, monkeypatch, capsys):
+    sweep, folder = campaign
+    (folder / "other").mkdir()
+    other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])
+    (folder / "other" / "sweep.json").write_bytes(other.to_json())
+    (folder / "other" / "jobs.jsonl").touch()
+    calls = []
+
+    def away():
+        calls.append(1)
+        raise UserError("the controller is away")
+
+    monkeypatch.setattr(slurm, "queue", away)
+    assert command(["status", str(folder)]) == 1
+    assert "the controller is away" in capsys.readouterr().out
+    assert len(calls) == 1
