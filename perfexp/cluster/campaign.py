@@ -121,7 +121,7 @@ class SlurmCampaign:
 
 
 def version(assignment: Assignment) -> Version:
-    """Return what tells the record in a run's folder from an earlier one, whatever the clocks of the nodes."""
+    """Return what differs between the record in a run's folder and an earlier one, whatever the clocks of the nodes."""
     try:
         found = RunPaths(assignment.folder).record.stat()
     except OSError:

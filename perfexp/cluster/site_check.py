@@ -62,7 +62,7 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Whether a node has a partition of `a,b`, the features and the GRES; of alternatives (`a|b`) one feature suffices."""
+    """Whether a node fits the partition (`a,b`), the features and the GRES; of alternatives (`a|b`) one suffices."""
     gres, constraint = options.get("gres", "").rpartition(":")[0], options.get("constraint", "")
     features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
     has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)

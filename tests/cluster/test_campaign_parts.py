@@ -29,6 +29,7 @@ from perfexp.cluster import (
 from perfexp.cluster.jobs_file import SubmittedRun
 from perfexp.cluster.slurm import Queue, QueuedJob
 from perfexp.cluster.submission import SlurmSettings
+from perfexp.commands import job_output
 from perfexp.commands import run as command
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns, interrupts, locks, scheduler
@@ -445,12 +446,13 @@ def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(mo
     assert (found.nodes, found.idle, found.others) == (2, 1, 1)
 
 
-def test_output_is_found_beside_a_broken_sweep(campaign, capsys):
+def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     _, folder = campaign
-    for name in ("aaa", "zzz"):
-        (folder / name).mkdir()
-        (folder / name / "sweep.json").write_text("{")
-        (folder / name / "jobs.jsonl").touch()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "sweep.json").write_text("{")
+    (folder / "broken" / "jobs.jsonl").touch()
+    files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
+    monkeypatch.setattr(job_output, "below", lambda *_, **__: files)
     SweepPaths(folder).job_logs.mkdir()
     (folder / "jobs" / "x.out").write_text("hello")
     assert command(["job-output", str(folder / "2")]) == 0
