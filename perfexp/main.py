@@ -125,11 +125,13 @@ class _Application:
 
     def close(self) -> None:
         """Sum up a sweep; an interrupt stops that, and jobs that have not ended prevent it."""
-        if self.is_dry or self._is_left:
+        if self.is_dry:
             return
         if self._results is not None:
             facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
             print(credentials.mask(json_results.document(self._results, **facts)))
+        if self._is_left:
+            return
         try:
             if self.sweep_run is not None and not self.sweep_run.close():
                 self.exit_codes.append(_NOT_SENT)

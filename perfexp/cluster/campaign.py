@@ -17,10 +17,12 @@ from perfexp.plan import config
 from perfexp.plan.schema import Cluster
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record
+from perfexp.records.record import Record, Status
 from perfexp.reports.console import Console
 from perfexp.tracking import Tracker, store
 
+#: What changes when a record is written; None without one.
+Version = tuple[int, int] | None
 Ended = Callable[[Assignment, Record | PerfexpError], None]
 
 
@@ -30,6 +32,7 @@ class SlurmCampaign:
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         self._settings = SlurmSettings.of_node(launcher)
         self._requests: list[RunRequest] = []
+        self._earlier: dict[int, Version] = {}
 
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Take a run of the sweep; raises UserError if it can't be a job."""
@@ -42,6 +45,7 @@ class SlurmCampaign:
         `ended` is called with each run that has. After an interrupt the jobs stay in the queue.
         """
         sweep_run.expect([request.assignment for request in self._requests])
+        self._earlier = {run.assignment.number: version(run.assignment) for run in self._requests}
         left = enter_finished([request.assignment for request in self._requests], console, ended)
         numbers = {assignment.number for assignment in left}
         waiting = [request for request in self._requests if request.assignment.number in numbers]
@@ -58,8 +62,8 @@ class SlurmCampaign:
 
     def _submit(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console) -> None:
         states = {state.run: state for state in job_states.states(sweep_run.sweep, sweep_run.paths.root)}
-        is_queued = {run: state.job != "" and not state.has_ended for run, state in states.items()}
-        new = [run for run in runs if not is_queued.get(run.assignment.number - 1)]
+        queued = {run for run, state in states.items() if state.is_queued}
+        new = [run for run in runs if run.assignment.number - 1 not in queued]
         if len(new) < len(runs):
             console.note(f"{units.counted(len(runs) - len(new), 'run')} in the queue already")
         dependency = gate.dependency(self._settings.after) if new else []
@@ -98,7 +102,10 @@ class SlurmCampaign:
             record = Record.load(assignment.folder)
         except UserError:
             record = None
-        if record is None or state.state not in (State.done, State.failed):
+        if state.state is not State.done and version(assignment) == self._earlier.get(assignment.number):
+            record = None  # an earlier job's
+        is_cut_short = record is not None and record.status is Status.INTERRUPTED
+        if record is None or is_cut_short or state.state not in (State.done, State.failed):
             why = f": {state.why}" if state.why else ""
             text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp job-output {assignment.folder})"
             ended(assignment, PerfexpError(text))
@@ -111,6 +118,15 @@ class SlurmCampaign:
                 assignment.is_sent = False
                 console.error(str(error))
         ended(assignment, record)
+
+
+def version(assignment: Assignment) -> Version:
+    """Return what differs between the record in a run's folder and an earlier one, whatever the clocks of the nodes."""
+    try:
+        found = RunPaths(assignment.folder).record.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def enter_finished(assignments: Sequence[Assignment], console: Console, ended: Ended) -> list[Assignment]:

@@ -13,7 +13,6 @@ from perfexp.cli.flags import OF_SWEEP, PARENT, REQUEUE
 from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, lifeline
-from perfexp.host.process import python_command
 from perfexp.host.scheduler import job_id
 from perfexp.orchestration.sweep_run import key_of
 from perfexp.records.folders import run_folders
@@ -25,10 +24,10 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 
-def command(sweep: SweepPaths, number: int, overrides: Sequence[str], *, requeue: bool = False) -> list[str]:
-    """Return the command that measures the run of a number, from 0."""
+def arguments(sweep: SweepPaths, number: int, overrides: Sequence[str], *, requeue: bool = False) -> list[str]:
+    """Return the arguments of perfexp that measure the run of a number, from 0."""
     flags = [f"{OF_SWEEP}={sweep.root}:{number}", *([REQUEUE] if requeue else [])]
-    return python_command("perfexp", *flags, *overrides, "hydra.mode=RUN", "quiet=true")
+    return [*flags, *overrides, "hydra.mode=RUN", "quiet=true"]
 
 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
@@ -41,12 +40,16 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
 class Element:
     """The run of a sweep that this process measures, by the value of `--of-sweep`: the sweep's folder and a number.
 
+    Args:
+        requeue: whether a job that reaches its time limit is queued again.
+        is_job: whether SLURM started this process; otherwise a waiting one did, which is to know every exit code.
+
     Raises UserError if there is no such run.
     """
 
-    def __init__(self, value: str, *, requeue: bool) -> None:
+    def __init__(self, value: str, *, requeue: bool, is_job: bool) -> None:
         folder, _, number = value.rpartition(":")
-        self._sweep_folder, self._requeues = Path(folder), requeue
+        self._sweep_folder, self._requeues, self._is_job = Path(folder), requeue, is_job
         self._sweep = Sweep.load(self._sweep_folder)
         self.child, self.folder = self._child(number)
         self._num_points = self._count()
@@ -73,10 +76,10 @@ class Element:
     def end(self, exit_code: int) -> int:
         """Queue the job again if SLURM warned of its time limit; returns the exit code of the process otherwise.
 
-        A record that a tracker did not accept is complete: the job has succeeded.
+        A record that a tracker did not accept is complete: a job has succeeded.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
-            return 0 if exit_code == 3 else exit_code
+            return 0 if exit_code == 3 and self._is_job else exit_code
         job = job_id()
         if not self._requeues or job is None:
             print("The job reached its time limit.", flush=True)
@@ -104,8 +107,9 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     values = [text.partition("=")[2] for text in arguments if text.startswith(f"{OF_SWEEP}=")]
     if not values:
         return list(arguments), None
-    element = Element(values[-1], requeue=REQUEUE in arguments)
-    if parents := [text.partition("=")[2] for text in arguments if text.startswith(f"{PARENT}=")]:
+    parents = [text.partition("=")[2] for text in arguments if text.startswith(f"{PARENT}=")]
+    element = Element(values[-1], requeue=REQUEUE in arguments, is_job=job_id() is not None and not parents)
+    if parents:
         lifeline.die_with(int(parents[-1]))
     flags = (f"{OF_SWEEP}=", f"{PARENT}=", REQUEUE)
     return [text for text in arguments if not text.startswith(flags)], element

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from perfexp.cluster import job_states
+from perfexp.cluster import job_states, jobs_file
 from perfexp.cluster.job_states import State
 from perfexp.errors import UserError
 from perfexp.records import units
 from perfexp.records.folders import below, run_folders
+from perfexp.records.paths import SweepPaths
 from perfexp.records.sweep_record import Sweep
 
 #: Folder in which the sweeps of a stage are looked up.
 _OUTPUTS = Path("outputs")
 _JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
-#: More elements than this are waited for by their arrays.
+#: More elements than this are waited for by their arrays, except those with elements that were submitted again.
 _MOST_ELEMENTS = 50
 
 
@@ -43,7 +44,9 @@ def dependency(after: Any) -> list[str]:
         )
     waiting = sorted({state.job for state in states if state.state is not State.done})
     if len(waiting) > _MOST_ELEMENTS:
-        waiting = sorted({job.partition("_")[0] for job in waiting})
+        mixed = {job.partition("_")[0] for job in jobs_file.superseded(SweepPaths(folder))}
+        arrays = {job: job.partition("_")[0] for job in waiting}
+        waiting = sorted({job if array in mixed else array for job, array in arrays.items()})
     return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
 
 

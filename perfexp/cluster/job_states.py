@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _CUT_SHORT = {
     "BOOT_FAIL": "its node did not start",
     "DEADLINE": "missed its deadline",
 }
+#: Time in which a record becomes visible on other machines: NFS keeps what it knows of a folder for up to 60 s.
+_GRACE_SECONDS = 90.0
+_NOT_VISIBLE = "its job has ended; its record is not visible yet"
 #: Reason of a job that SLURM keeps without ever starting it.
 _NEVER = "waits for a run that has failed; perfexp cancel ends that"
 
@@ -78,6 +82,11 @@ class RunState:
         """Whether nothing more happens unless the run is submitted again."""
         return self.is_over or self.why == _NEVER
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether SLURM has a job that has yet to end; a record that was removed is not waited for."""
+        return self.job != "" and not self.has_ended and self.why != _NOT_VISIBLE
+
 
 class _Outcome(msgspec.Struct):
     status: Status
@@ -97,13 +106,22 @@ class _RecordHead(msgspec.Struct):
     sweep: _Membership | None = None
 
 
-def states(sweep: Sweep, folder: Path) -> list[RunState]:
-    """Return the state of each run of a sweep that was submitted, in the order of the runs."""
-    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
+def listed() -> tuple[Queue, str]:
+    """Return the queue, and why it cannot be listed; empty if it can."""
     try:
-        queue, unreachable = slurm.queue(), ""
+        return slurm.queue(), ""
     except UserError as error:
-        queue, unreachable = Queue("", {}), str(error)
+        return Queue("", {}), str(error)
+
+
+def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) -> list[RunState]:
+    """Return the state of each run of a sweep that was submitted, in the order of the runs.
+
+    Args:
+        queued: answer of `listed` that several sweeps share; without it the queue is listed.
+    """
+    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
+    queue, unreachable = queued or listed()
     jobs = {job.job: job for job in queue.jobs.values() if job.name == name}
     ended = {run: _head(path / "record.json", sweep.uid, run) for run, path in _folders(sweep, folder).items()}
     unknown = [
@@ -117,6 +135,8 @@ def states(sweep: Sweep, folder: Path) -> list[RunState]:
     for child, path in sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job):
         entry = entries.get(child.job)
         job = jobs.get(entry.job) if entry else None
+        if job is not None and job.state == "COMPLETED" and ended.get(child.job) is None:
+            ended[child.job] = _looked_up(path, sweep.uid, child.job)
         state, why = _state(entry, job, ended.get(child.job), path, queue.at, unreachable)
         result.append(
             RunState(
@@ -143,6 +163,19 @@ def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
         if head.sweep is not None and (head.sweep.uid, head.sweep.job) == (sweep, run):
             return head
     return None
+
+
+def _looked_up(folder: Path, sweep: str, run: int) -> _RecordHead | None:
+    """Read the head of a record once more after listing its folder, which a network file system then looks up."""
+    with suppress(OSError):
+        any(folder.iterdir())
+    return _head(folder / "record.json", sweep, run)
+
+
+def _has_just_ended(job: QueuedJob) -> bool:
+    with suppress(ValueError):
+        return datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp() < _GRACE_SECONDS
+    return False
 
 
 def _state(
@@ -176,6 +209,8 @@ def _state(
         return State.lost, f"SLURM does not list its job any more, and {record}"
     if job.state == "CANCELLED":
         return State.cancelled, ""
+    if job.state == "COMPLETED" and _has_just_ended(job):
+        return State.running, _NOT_VISIBLE
     refusal = run_status.refusal(RunPaths(folder).refusal)
     text = refusal or _CUT_SHORT.get(job.state) or job.reason or job.state.lower()
     return State.failed if job.state != "COMPLETED" else State.lost, text

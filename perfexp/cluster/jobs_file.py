@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -40,11 +40,20 @@ def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
 
 def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
     """Return the latest submission of each run; lines that are not of this form are left out."""
+    return {entry.run: entry for entry in _entries(paths)}
+
+
+def superseded(paths: SweepPaths) -> set[str]:
+    """Return the jobs whose run was submitted again later."""
+    latest = load(paths)
+    return {entry.job for entry in _entries(paths) if latest[entry.run].job != entry.job}
+
+
+def _entries(paths: SweepPaths) -> Iterator[SubmittedRun]:
     try:
         content = untrusted.read_bytes(paths.jobs, _MOST_BYTES)
     except OSError:
-        return {}
-    latest = {}
+        return
     decoder = msgspec.json.Decoder(SubmittedRun)
     for line in content.splitlines():
         try:
@@ -52,5 +61,4 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
         except untrusted.DECODING_ERRORS:
             continue
         if _JOB.fullmatch(entry.job):
-            latest[entry.run] = entry
-    return latest
+            yield entry

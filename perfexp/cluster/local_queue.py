@@ -15,10 +15,12 @@ from typing import Any, BinaryIO
 from perfexp.cli.flags import PARENT
 from perfexp.cli.overrides import quoted
 from perfexp.cluster import element
-from perfexp.cluster.campaign import Ended, enter_finished
+from perfexp.cluster.campaign import Ended, Version, enter_finished, version
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials
+from perfexp.host import credentials, untrusted
+from perfexp.host.process import python_command
+from perfexp.orchestration.job import exit_code
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.schema import Cluster
@@ -29,6 +31,10 @@ from perfexp.reports.console import Console
 _LOOK_SECONDS = 0.2
 #: Limit on the end of the processes after an interrupt: a worker and its record take some seconds.
 _END_SECONDS = 60.0
+#: Bound on the numbers of GPUs where the driver lists none.
+_MOST_GPUS = 1024
+#: Exit code of a process whose record a tracker did not accept.
+_NOT_SENT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,7 @@ class _Process:
     slot: Slot
     assignment: Assignment
     popen: subprocess.Popen[bytes]
+    earlier: Version
 
 
 class LocalCampaign:
@@ -94,15 +101,16 @@ class LocalCampaign:
     def _start(
         self, slot: Slot, assignment: Assignment, command: Sequence[str], sweep_run: SweepRun, console: Console
     ) -> _Process:
-        number = assignment.number - 1
+        number, earlier = assignment.number - 1, version(assignment)
         overrides = [
             *element.overrides_of(command, sends=True),
             f"output_dir={quoted(str(assignment.folder.absolute()))}",
             f"host_sharing={self._sharing}",
         ]
+        arguments = element.arguments(sweep_run.paths, number, overrides)
         with _log(sweep_run, number, "out") as out, _log(sweep_run, number, "err") as err:
             popen = subprocess.Popen(
-                [*element.command(sweep_run.paths, number, overrides), f"{PARENT}={os.getpid()}"],
+                [*python_command("perfexp", *arguments), f"{PARENT}={os.getpid()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -113,7 +121,7 @@ class LocalCampaign:
             with suppress(OSError):  # a container may forbid it
                 os.sched_setaffinity(popen.pid, slot.cores)
         console.note(f"{assignment.name}: on {slot}")
-        return _Process(slot=slot, assignment=assignment, popen=popen)
+        return _Process(slot=slot, assignment=assignment, popen=popen, earlier=earlier)
 
 
 def slots(gpus: Any) -> list[Slot]:
@@ -131,8 +139,10 @@ def slots(gpus: Any) -> list[Slot]:
             raise UserError(f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}.")
         return (boards or [Slot(visible=str(index)) for index in range(gpus)])[:gpus]
     is_list = isinstance(gpus, Sequence) and not isinstance(gpus, str)
-    if is_list and gpus and all(isinstance(index, int) and 0 <= index < max(len(boards), 1024) for index in gpus):
-        return [boards[index] if index < len(boards) else Slot(visible=str(index)) for index in dict.fromkeys(gpus)]
+    if is_list and gpus and all(type(index) is int and 0 <= index < _MOST_GPUS for index in gpus):
+        if boards and max(gpus) >= len(boards):
+            raise UserError(f"hydra.launcher.gpus={list(gpus)}: this machine has {len(boards)}, numbered from 0.")
+        return [boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(gpus)]
     raise UserError(f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1].")
 
 
@@ -162,17 +172,21 @@ def _range(part: str) -> Iterator[int]:
 
 
 def _log(sweep_run: SweepRun, number: int, suffix: str) -> BinaryIO:
-    return (sweep_run.paths.job_logs / f"{number}.{suffix}").open("ab")
+    return untrusted.open_append(sweep_run.paths.job_logs / f"{number}.{suffix}")
 
 
 def _collect(process: _Process, sweep_run: SweepRun, console: Console, ended: Ended) -> None:
-    assignment = process.assignment
-    try:
-        record = Record.load(assignment.folder)
-    except UserError:
+    """Enter the record that a process has written, or its exit code if that is another failure than the record's."""
+    assignment, code = process.assignment, process.popen.returncode
+    record = None
+    with suppress(UserError):
+        record = Record.load(assignment.folder) if version(assignment) != process.earlier else None
+    if record is None or (code not in (0, _NOT_SENT) and exit_code(record) == 0):
         log = sweep_run.paths.job_logs / f"{assignment.number - 1}.err"
-        ended(assignment, PerfexpError(f"{assignment.name}: exit code {process.popen.returncode}; see {log}"))
+        kind = UserError if code == UserError.exit_code else PerfexpError
+        ended(assignment, kind(f"{assignment.name}: exit code {code}; see {log}"))
         return
+    assignment.is_sent = code != _NOT_SENT
     console.show(record, assignment.folder)
     ended(assignment, record)
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from perfexp.errors import UserError, did_you_mean
+from perfexp.host.process import python_command
 from perfexp.plan.schema import Cluster, ClusterGpu
 
 #: Kinds of devices that are not GPUs.
@@ -49,6 +50,8 @@ def preparation(site: Cluster) -> Iterator[str]:
     yield from site.setup
 
 
-def prefix(site: Cluster) -> list[str]:
-    """Return the command that runs another one in the site's container; empty without one."""
-    return ["apptainer", "exec", "--nv", site.container] if site.container else []
+def python(site: Cluster) -> list[str]:
+    """Return the command of Python: this process's, or with a container that of the image, which has its own."""
+    if site.container:
+        return ["apptainer", "exec", "--nv", site.container, "python3", "-P"]
+    return python_command("perfexp")[:-2]

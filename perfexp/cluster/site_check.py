@@ -12,7 +12,6 @@ from perfexp.cluster import site, slurm
 from perfexp.cluster.slurm import Node
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.host.process import python_command
 from perfexp.plan.schema import Cluster
 
 #: States of nodes that run jobs, in short form; any other one but `idle` runs none.
@@ -63,12 +62,12 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Whether a node has the partition, the features and the GRES; of alternatives (`a|b`) one feature suffices."""
+    """Whether a node fits the partition (`a,b`), the features and the GRES; of alternatives (`a|b`) one suffices."""
     gres, constraint = options.get("gres", "").rpartition(":")[0], options.get("constraint", "")
     features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
     has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)
     return (
-        options.get("partition", node.partition) == node.partition
+        node.partition in options.get("partition", node.partition).split(",")
         and (has_features or not features)
         and (not gres or re.search(rf"\b{re.escape(gres)}\b", node.gres) is not None)
     )
@@ -76,7 +75,7 @@ def _fits(node: Node, options: Mapping[str, str]) -> bool:
 
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
     """Run one tiny job and return its line; raises UserError if it does not start in time, or perfexp does not."""
-    python = shlex.join([*site.prefix(cluster), *python_command("perfexp")[:-2], "-c", _IMPORTS])
+    python = shlex.join([*site.python(cluster), "-c", _IMPORTS])
     script = "\n".join([*site.preparation(cluster), f"exec {python}"])
     command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *site.requests(cluster, kind)]
     try:

@@ -31,11 +31,11 @@ PENDING_STATES = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL
 RUNNING_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
 #: Jobs of one call of scancel.
 _MOST_ARGUMENTS = 500
-_FIELDS = ("job", "state", "reason", "node", "left", "name")
+_FIELDS = ("job", "state", "reason", "node", "left", "ended", "name")
 
 
 class QueuedJob(NamedTuple):
-    """One element of an array, or a job, as squeue or sacct lists it."""
+    """One element of an array, or a job, as squeue or sacct lists it; `ended` is in local time."""
 
     job: str
     state: str
@@ -43,6 +43,7 @@ class QueuedJob(NamedTuple):
     node: str = ""
     left: str = ""
     name: str = ""
+    ended: str = ""
 
     @property
     def is_pending(self) -> bool:
@@ -84,14 +85,24 @@ def call(*command: str, text: str | None = None) -> str:
     """
     for attempt in range(_ATTEMPTS):
         try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+            done = subprocess.run(
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_SECONDS,
+                start_new_session=command[0] == "sbatch",  # Ctrl-C would end it after SLURM has taken the jobs
+            )
         except FileNotFoundError as error:
             raise UserError(
                 f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or leave "
                 "hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{command[0]} did not answer within {_COMMAND_SECONDS:g} s; try again later.") from error
+            text = "; its jobs may be queued: perfexp cancel ends them" if command[0] == "sbatch" else ""
+            raise UserError(
+                f"{command[0]} did not answer within {_COMMAND_SECONDS:g} s{text}; try again later."
+            ) from error
         if done.returncode == 0:
             return done.stdout
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -124,10 +135,15 @@ def nodes() -> list[Node]:
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
     lines = (untrusted.printable(line).split("|") for line in listed.splitlines())
     return [
-        Node(words[0], words[1].rstrip("*"), words[2].rstrip("*~#!%$@^-"), tuple(words[3].split(",")), words[4])
+        Node(words[0], words[1].rstrip("*"), _state(words[2]), tuple(words[3].split(",")), words[4])
         for words in lines
         if len(words) == 5
     ]
+
+
+def _state(text: str) -> str:
+    """Return the state of a node without its mark; `*` marks one that does not respond."""
+    return "down" if text.endswith("*") else text.rstrip("~#!%$@^-")
 
 
 def requeue(job: str) -> None:
@@ -148,7 +164,7 @@ def queue() -> Queue:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         listed = call(
             *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
-            "--format=%i|%T|%r|%N|%L|%j",
+            "--format=%i|%T|%r|%N|%L|%e|%j",
         )
         jobs = [line.split("|", len(_FIELDS) - 1) for line in listed.splitlines()]
         content = {"monotonic": time.monotonic(), "at": at, "jobs": [job for job in jobs if len(job) == len(_FIELDS)]}
@@ -167,7 +183,7 @@ def _recent(descriptor: int) -> Queue | None:
 
 
 def _queue_of(content: dict[str, Any]) -> Queue:
-    jobs = (QueuedJob(*map(untrusted.printable, job)) for job in content["jobs"])
+    jobs = (QueuedJob(**dict(zip(_FIELDS, map(untrusted.printable, job), strict=True))) for job in content["jobs"])
     return Queue(content["at"], {job.job: job for job in jobs})
 
 
@@ -177,14 +193,17 @@ def accounted(jobs: Collection[str], name: str) -> dict[str, QueuedJob]:
     if not arrays:
         return {}
     try:
-        listed = call("sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,JobName")
+        listed = call(
+            "sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,End,JobName"
+        )
     except UserError:
         return {}
     found = {}
     for line in listed.splitlines():
-        job, state, code, node, job_name = (*map(untrusted.printable, line.split("|", 4)), "", "", "", "")[:5]
+        job, state, code, node, ended, job_name = (*map(untrusted.printable, line.split("|", 5)), *[""] * 5)[:6]
         if job_name != name:  # a cluster that was set up anew starts its numbers again
             continue
         state = state.split()[0] if state else ""  # "CANCELLED by 1000"
-        found[job] = QueuedJob(job, state, f"exit code {code}" if code not in ("", "0:0") else "", node, name=name)
+        reason = f"exit code {code}" if code not in ("", "0:0") else ""
+        found[job] = QueuedJob(job, state, reason, node, name=name, ended=ended)
     return {job: found[job] for job in jobs if job in found}

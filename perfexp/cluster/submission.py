@@ -13,7 +13,7 @@ from perfexp.cli.overrides import quoted
 from perfexp.cluster import element, jobs_file, site, slurm
 from perfexp.cluster.jobs_file import SubmittedRun
 from perfexp.errors import UserError
-from perfexp.host import credentials
+from perfexp.host import credentials, interrupts
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan.schema import Cluster
 from perfexp.records import units
@@ -78,6 +78,8 @@ def request_of(
     if secret := next((text for text in command if credentials.is_masked(text)), None):
         key = secret.partition("=")[0]
         raise UserError(f"{key} has a credential, which a job's script would show; set it in the environment instead.")
+    if cluster.container and settings.requeue:
+        raise UserError("A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false.")
     requests = site.requests(cluster, plan.gpu_name, count=plan.ranks)
     return RunRequest(
         assignment=assignment,
@@ -103,22 +105,18 @@ def submit(
     for group in _alike(runs):
         for chunk in _chunks(group, most):
             script = _script(chunk, paths, settings)
-            job = slurm.submit(script, [*_options(chunk, paths, sweep, settings), *dependency])
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            jobs_file.append(
-                paths,
-                (
-                    SubmittedRun(
-                        run=run.assignment.number - 1,
-                        job=f"{job}_{index}",
-                        gpu=run.kind,
-                        submitted=now,
-                        log=f"{job}_{index}",
-                    )
-                    for index, run in enumerate(chunk)
-                ),
-            )
+            options = [*_options(chunk, paths, sweep, settings), *dependency]
+            with interrupts.held():  # nobody would know of jobs that are not in the file
+                job = slurm.submit(script, options)
+                jobs_file.append(paths, _entries(job, chunk))
             yield job, chunk
+
+
+def _entries(job: str, runs: Sequence[RunRequest]) -> Iterator[SubmittedRun]:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for index, run in enumerate(runs):
+        element_id = f"{job}_{index}"
+        yield SubmittedRun(run=run.assignment.number - 1, job=element_id, gpu=run.kind, submitted=now, log=element_id)
 
 
 def _alike(runs: Sequence[RunRequest]) -> list[list[RunRequest]]:
@@ -152,15 +150,15 @@ def _options(runs: Sequence[RunRequest], paths: SweepPaths, sweep: str, settings
 
 def _script(runs: Sequence[RunRequest], paths: SweepPaths, settings: SlurmSettings) -> str:
     """Return the script of an array. It holds the commands themselves: a job takes none from a results folder."""
-    prefix = shlex.join(site.prefix(runs[0].site))
+    perfexp = shlex.join([*site.python(runs[0].site), "-m", "perfexp"])
     lines = ["#!/bin/bash", f"cd {shlex.quote(str(Path.cwd()))} || exit 2", *site.preparation(runs[0].site)]
     lines.append('case "$SLURM_ARRAY_TASK_ID" in')
     for index, run in enumerate(runs):
         number, folder = run.assignment.number - 1, run.assignment.folder.absolute()
         overrides = [*run.overrides, f"output_dir={quoted(str(folder))}"]
-        command = element.command(paths, number, overrides, requeue=settings.requeue)
-        lines.append(f"{index}) set -- {shlex.join(command)} ;;")
-    lines += ["*) exit 2 ;;", "esac", f'exec {prefix} "$@"'.replace("  ", " "), ""]
+        arguments = element.arguments(paths, number, overrides, requeue=settings.requeue)
+        lines.append(f"{index}) set -- {shlex.join(arguments)} ;;")
+    lines += ["*) exit 2 ;;", "esac", f'exec {perfexp} "$@"', ""]
     script = "\n".join(lines)
     if len(script.encode()) > _MOST_SCRIPT_BYTES:
         raise UserError(f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts.")

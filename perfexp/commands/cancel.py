@@ -25,7 +25,8 @@ def cancel(
     wanted = [state for state in states if (run is None or state.run in run) and state.job and not state.is_over]
     if run is not None and (unknown := set(run) - {state.run for state in states}):
         raise UserError(f"{folder} has no run {min(unknown)}; perfexp status {folder} lists them.")
-    # a file names the jobs: SLURM cancels only those that have the name of the sweep
-    if wanted:
+    # a file names the jobs: SLURM cancels only those that have the name of the sweep; without --run also those of
+    # that name that the file lacks
+    if wanted or run is None:
         slurm.cancel(jobs_file.job_name(sweep.uid), [] if run is None else [state.job for state in wanted])
     echo(f"{units.counted(len(wanted), 'job')} cancelled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def _place(folder: Path, run: int | None) -> tuple[Path, int]:
         for file in below(parent, "sweep.json", refused=lambda error: None):
             if not SweepPaths(file.parent).jobs.is_file():
                 continue
-            for child, path in run_folders(Sweep.load(file), file.parent):
-                if path.absolute() == wanted:
-                    return file.parent, child.job
+            with suppress(UserError):  # another sweep's file may be broken
+                for child, path in run_folders(Sweep.load(file), file.parent):
+                    if path.absolute() == wanted:
+                        return file.parent, child.job
     raise UserError(f"{folder} is not the folder of a run that was submitted to SLURM.")

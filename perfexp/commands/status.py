@@ -196,6 +196,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
     for run in below.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
     reported: set[Path] = set()
+    queued = None
     for sweep, place in below.current_sweeps:
         children = list(run_folders(sweep, place))
         begun = (path.parent for _, path in children if path.absolute() in below.runs)
@@ -204,7 +205,8 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         group.runs += waiting or []
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         if SweepPaths(place).jobs.exists():
-            states = job_states.states(sweep, place)
+            queued = queued or job_states.listed()  # once: a controller that is away answers after minutes
+            states = job_states.states(sweep, place, queued)
             ended = sum(state.has_ended and state.state is not job_states.State.unsubmitted for state in states)
             group.jobs += [job_report.counted(states), *job_report.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)

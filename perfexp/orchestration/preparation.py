@@ -97,9 +97,9 @@ def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
     """Whether the folder of a run has its record, and a result for each point that would not be measured again."""
     try:
         results = run_status.results(untrusted.read_bytes(paths.points))
+        everything = plan.keys(read_points(paths.points))
     except (OSError, UserError):
         return False
-    everything = plan.keys(read_points(paths.points) if plan.shrinks else ())
     is_final = (key in results and results[key].status in _FINAL for key in everything)
     return paths.record.is_file() and all(is_final)
 

@@ -1,20 +1,42 @@
 """Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
 
+import json
+import signal
+import sys
 import threading
 import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace as replaced
 
-from perfexp.cluster import gate, job_report, job_states, jobs_file, local_queue, site, site_check, slurm, submission
+from perfexp import main
+from perfexp.cluster import campaign as campaigns
+from perfexp.cluster import (
+    element,
+    gate,
+    job_report,
+    job_states,
+    jobs_file,
+    local_queue,
+    site,
+    site_check,
+    slurm,
+    submission,
+)
 from perfexp.cluster.jobs_file import SubmittedRun
 from perfexp.cluster.slurm import Queue, QueuedJob
 from perfexp.cluster.submission import SlurmSettings
+from perfexp.commands import job_output
 from perfexp.commands import run as command
-from perfexp.errors import UserError
-from perfexp.host import host_turns, locks, scheduler
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import host_turns, interrupts, locks, scheduler
+from perfexp.orchestration.preparation import is_finished
 from perfexp.plan.schema import Cluster, ClusterGpu
-from perfexp.records.paths import SweepPaths
-from perfexp.records.record import Record, Status
+from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.record import Record, Status, point_to_line
 from perfexp.records.sweep_record import Sweep, SweepChild
 from tests import forking
 
@@ -150,10 +172,12 @@ def test_the_queue_is_listed_once_for_all_processes_of_ten_seconds(monkeypatch, 
     monkeypatch.setenv("SLURM_CONF", str(tmp_path))
     monkeypatch.setattr(slurm, "QUEUE_SECONDS", 10.0)
     calls = []
-    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|name|x\n")
+    monkeypatch.setattr(
+        slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|N/A|name|x\n"
+    )
     first, second = slurm.queue(), slurm.queue()
     assert first == second
-    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x")
+    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x", "N/A")
     assert len(calls) == 1
 
 
@@ -220,7 +244,7 @@ def test_gpus_of_a_machine_are_all_some_or_refused(monkeypatch):
     assert [slot.visible for slot in local_queue.slots([1])] == ["GPU-b"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [slot.visible for slot in local_queue.slots("all")] == ["GPU-b"]
-    for wrong in (0, "some", True, [], 2):
+    for wrong in (0, "some", True, [], 2, [0, 7], [True]):
         with pytest.raises(UserError, match=r"hydra\.launcher\.gpus="):
             local_queue.slots(wrong)
     monkeypatch.setattr(local_queue.nvml, "places", list)
@@ -261,3 +285,193 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     assert printed.count("warn_seconds=1") == 1
     assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
     assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
+
+
+def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):
+    record = make_record()
+    (tmp_path / "record.json").write_bytes(record.to_json())
+    (tmp_path / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
+    keys, asked = [point.key for point in record.points], []
+    plan = SimpleNamespace(keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])])
+    assert not is_finished(RunPaths(tmp_path), plan)
+    assert asked == [len(keys)]
+
+
+def test_logs_of_processes_follow_no_link(tmp_path):
+    paths = SweepPaths(tmp_path)
+    paths.make_job_logs()
+    (paths.job_logs / "0.out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="a link"):
+        local_queue._log(SimpleNamespace(paths=paths), 0, "out")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_new", "outcome", "is_sent"),
+    [(0, True, Record, True), (3, True, Record, False), (2, False, UserError, True), (1, True, PerfexpError, True)],
+)
+def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
+    tmp_path, make_record, code, is_new, outcome, is_sent
+):
+    (tmp_path / "record.json").write_bytes(make_record().to_json())
+    run = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True)
+    earlier = None if is_new else campaigns.version(run)
+    process = SimpleNamespace(assignment=run, popen=SimpleNamespace(returncode=code), earlier=earlier)
+    outcomes, console = [], SimpleNamespace(show=lambda *_: None)
+    sweep_run = SimpleNamespace(paths=SweepPaths(tmp_path))
+    local_queue._collect(process, sweep_run, console, lambda run, outcome: outcomes.append(outcome))
+    assert (type(outcomes[0]), run.is_sent) == (outcome, is_sent)
+
+
+def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, monkeypatch):
+    _, folder = campaign
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(element.lifeline, "die_with", lambda parent: None)
+    assert element.of_arguments([f"--of-sweep={folder}:2"])[1].end(3) == 0
+    assert element.of_arguments([f"--of-sweep={folder}:2", f"{element.PARENT}=1"])[1].end(3) == 3
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert element.of_arguments([f"--of-sweep={folder}:2"])[1].end(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "is_new", "text"),
+    [
+        (Status.FAILED, False, "failed: left"),
+        (Status.INTERRUPTED, True, "reached its time limit"),
+        (Status.OK, True, None),
+    ],
+)
+def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, make_record, status, is_new, text):
+    record = make_record()
+    (tmp_path / "record.json").write_bytes(
+        record.to_json().replace(b'"status": "ok"', f'"status": "{status.value}"'.encode(), 1)
+    )
+    if status is Status.INTERRUPTED:
+        assert Record.load(tmp_path).status is status
+    plan = SimpleNamespace(tracking={"_target_": "perfexp.tracking.NoTracking"})
+    run = SimpleNamespace(folder=tmp_path, name="run", number=1, plan=plan, is_sent=True)
+    slurm_campaign = campaigns.SlurmCampaign({})
+    slurm_campaign._earlier = {1: None if is_new else campaigns.version(run)}
+    why = "left" if status is Status.FAILED else "reached its time limit"
+    state = job_states.RunState(run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why)
+    if status is Status.OK:
+        state = replace(state, state=job_states.State.done, why="")
+    outcomes = []
+    slurm_campaign._collect(SimpleNamespace(assignment=run), state, None, lambda run, outcome: outcomes.append(outcome))
+    assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
+
+
+def test_a_gate_waits_for_an_array_only_if_none_of_its_runs_was_submitted_again(campaign, monkeypatch):
+    _, folder = campaign
+    paths, pending = SweepPaths(folder), job_states.State.pending
+    jobs = [f"9_{number}" for number in range(60)] + [f"10_{number}" for number in range(2)]
+    again = SubmittedRun(run=60, job="9_60", gpu="x", submitted=EARLIER, log="x")
+    entries = [replaced(again, run=run, job=job) for run, job in enumerate(jobs)]
+    states = [job_states.RunState(run=0, name="", folder=folder, state=pending, job=job) for job in jobs]
+    monkeypatch.setattr(job_states, "states", lambda sweep, folder: states)
+    jobs_file.append(paths, entries)
+    assert gate.dependency(folder) == ["--dependency=afterok:10:9"]
+    paths.jobs.unlink()
+    jobs_file.append(paths, [again, *entries])
+    assert gate.dependency(folder) == [f"--dependency=afterok:{':'.join(sorted(['10', *jobs[:60]]))}"]
+
+
+def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_path, monkeypatch):
+    def taken(*words, **_):
+        signal.raise_signal(signal.SIGINT)
+        return "MaxArraySize = 10" if words[0] == "scontrol" else "5\n"
+
+    paths = SweepPaths(tmp_path)
+    assignment = SimpleNamespace(number=1, folder=tmp_path / "0")
+    site_of = Cluster(name="x")
+    run = submission.RunRequest(assignment=assignment, overrides=(), kind="x", site=site_of, requests=())
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
+    monkeypatch.setattr(slurm, "call", taken)
+    monkeypatch.setattr(paths, "claim", lambda *_: None)
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        list(submission.submit([run], paths, "s", SlurmSettings(), []))
+    assert jobs_file.load(paths)[0].job == "5_0"
+
+
+def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monkeypatch):
+    _, folder = campaign
+    calls = []
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
+    (folder / "jobs.jsonl").unlink()
+    assert command(["cancel", str(folder)]) == 0
+    assert [words[:2] for words in calls] == [("scancel", "--name=perfexp-s")]
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(5, "running"), (500, "lost")])
+def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypatch, seconds, state):
+    sweep, folder = campaign
+    at = (datetime.now() - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    job = QueuedJob("7_2", "COMPLETED", "None", "node1", "", "perfexp-s", at)
+    monkeypatch.setattr(slurm, "queue", lambda: Queue(LATER, {"7_2": job}))
+    found = job_states.states(sweep, folder)[2]
+    assert (found.state, found.is_queued) == (state, False)
+
+
+def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
+    assignment = SimpleNamespace(
+        number=1, folder=tmp_path / "0", overwrites=False, plan=SimpleNamespace(gpu_name="cpu", ranks=1)
+    )
+    boxed = Cluster(name="boxed", container="image.sif")
+    with pytest.raises(UserError, match=r"hydra\.launcher\.requeue=false"):
+        submission.request_of(assignment, [], boxed, SlurmSettings(), sends=False)
+    settings = SlurmSettings(requeue=False)
+    run = submission.request_of(assignment, [], boxed, settings, sends=False)
+    script = submission._script([run], SweepPaths(tmp_path), settings)
+    assert 'exec apptainer exec --nv image.sif python3 -P -m perfexp "$@"\n' in script
+    assert sys.executable not in script
+    assert site.python(Cluster(name="bare"))[0] == sys.executable
+
+
+def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):
+    application = main._Application()
+    application.print_json(is_set=True)
+    application._is_left = True
+    application.close()
+    assert json.loads(capsys.readouterr().out)
+    application.is_dry = True
+    application.close()
+    assert not capsys.readouterr().out
+
+
+def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(monkeypatch):
+    listed = "a|one*|idle*|(null)|(null)\nb|two|idle|(null)|(null)\nc|three|alloc|(null)|(null)\n"
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
+    gpus = {"cpu": ClusterGpu(gres="", partition="one,two")}
+    [found] = site_check.offers(Cluster(name="own", gpus=gpus), [])
+    assert (found.nodes, found.idle, found.others) == (2, 1, 1)
+
+
+def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
+    _, folder = campaign
+    (folder / "broken").mkdir()
+    (folder / "broken" / "sweep.json").write_text("{")
+    (folder / "broken" / "jobs.jsonl").touch()
+    files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
+    monkeypatch.setattr(job_output, "below", lambda *_, **__: files)
+    SweepPaths(folder).job_logs.mkdir()
+    (folder / "jobs" / "x.out").write_text("hello")
+    assert command(["job-output", str(folder / "2")]) == 0
+    assert "hello" in capsys.readouterr().out
+
+
+def test_a_queue_that_cannot_be_listed_is_asked_once_for_all_sweeps(campaign, monkeypatch, capsys):
+    sweep, folder = campaign
+    (folder / "other").mkdir()
+    other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])
+    (folder / "other" / "sweep.json").write_bytes(other.to_json())
+    (folder / "other" / "jobs.jsonl").touch()
+    calls = []
+
+    def away():
+        calls.append(1)
+        raise UserError("the controller is away")
+
+    monkeypatch.setattr(slurm, "queue", away)
+    assert command(["status", str(folder)]) == 1
+    assert "the controller is away" in capsys.readouterr().out
+    assert len(calls) == 1
