@@ -2,9 +2,17 @@
 
 import json
 
+import pytest
+
 from perfexp.__main__ import dispatch
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "replicate=1")
+
+
+@pytest.fixture(autouse=True)
+def signals(monkeypatch):
+    """The process of a command ignores signals at its end; this one goes on."""
+    monkeypatch.setattr("perfexp.host.interrupts.ignore", lambda: None)
 
 
 def printed(capsys, *arguments):
