@@ -1,1 +1,1 @@
-"""Forecasts of times and energies from records: which were measured, which are predicted, and by what."""
+"""Forecasts of times and energies from records: measured or predicted, each with its source."""

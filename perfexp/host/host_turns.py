@@ -1,4 +1,4 @@
-"""Host turns: of several processes that measure on one host, one at a time does what depends on the whole host."""
+"""Host turns: among processes that measure on one host, one at a time does the work that needs the whole host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
 
 @contextmanager
 def _turn(host: int, entrance: int, waiting: Callable[[str], None]) -> Iterator[None]:
-    """While entered, all other processes wait, or do what the kernel or a device does without them."""
+    """While entered, all other processes wait, except for work that the kernel or a device does without them."""
     fcntl.flock(host, fcntl.LOCK_UN)
     _enter(host, entrance, fcntl.LOCK_EX, waiting)
     try:

@@ -111,7 +111,7 @@ class FrameEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Encodes fixed texts by a causal transformer over their bytes; a text is what the position of its end has seen."""
+    """Encodes fixed texts by a causal transformer over their bytes; the output at a text's end represents it."""
 
     tokens: Tensor
     ends: Tensor

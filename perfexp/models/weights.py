@@ -89,7 +89,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
-    """As `load_weights`, for what a run's own training leaves; raises `PerfexpError` if it has left nothing."""
+    """Load the weights that a run's own training wrote; raises `PerfexpError` if there are none."""
     if not untrusted.is_regular(file):
         raise PerfexpError(f"there are no weights {file.name}: the training of this run did not end")
     load_weights(module, file)
