@@ -24,7 +24,7 @@ from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cluster.element import Element, of_arguments
 from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials, interrupts
+from perfexp.host import credentials, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
@@ -173,6 +173,8 @@ class _Application:
             validation.check(assignment.plan)
             if self._campaign is not None:
                 self._campaign.add(assignment, config.cluster_of(composed), command)
+            elif assignment.plan.nodes > 1:
+                scheduler.require_nodes(assignment.plan.nodes)
             if self.sweep_run is not None:
                 self.sweep_run.accept(assignment)
         except Exception as error:

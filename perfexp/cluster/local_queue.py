@@ -69,7 +69,7 @@ class LocalCampaign:
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Take a run of the sweep; raises UserError if it needs several GPUs."""
         if assignment.plan.ranks > 1:
-            raise UserError("hydra/launcher=local measures each run on one GPU: leave gpu.count out.")
+            raise UserError("hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out.")
         if assignment.overwrites:
             raise UserError("--overwrite is not for hydra/launcher=local: choose another output_dir=DIR.")
         if any(credentials.is_masked(text) for text in command):

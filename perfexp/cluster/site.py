@@ -27,8 +27,8 @@ def mapped(site: Cluster, kind: str) -> ClusterGpu:
     return ClusterGpu(gres=f"gpu:{kind}")
 
 
-def requests(site: Cluster, kind: str, *, count: int = 1) -> list[str]:
-    """Return the options of sbatch for a run on `count` GPUs of a kind."""
+def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> list[str]:
+    """Return the options of sbatch for a run on `count` GPUs of a kind, on each of some nodes."""
     gpu = mapped(site, kind)
     options = {
         name: getattr(gpu, name, None) or getattr(site, name) for name in ("partition", "account", "qos", "time_limit")
@@ -38,6 +38,8 @@ def requests(site: Cluster, kind: str, *, count: int = 1) -> list[str]:
     gres = "gpu" if gpu.gres is None else gpu.gres
     options["gres"] = f"{gres}:{count}" if gres else None
     options["cpus-per-task"] = site.cpus_per_gpu and str(site.cpus_per_gpu * count)
+    if nodes > 1:
+        options |= {"nodes": str(nodes), "ntasks-per-node": "1"}
     return [*(f"--{name}={value}" for name, value in options.items() if value), *site.options]
 
 

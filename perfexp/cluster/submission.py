@@ -80,7 +80,9 @@ def request_of(
         raise UserError(f"{key} has a credential, which a job's script would show; set it in the environment instead.")
     if cluster.container and settings.requeue:
         raise UserError("A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false.")
-    requests = site.requests(cluster, plan.gpu_name, count=plan.ranks)
+    if cluster.container and plan.nodes > 1:
+        raise UserError("A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out.")
+    requests = site.requests(cluster, plan.gpu_name, count=plan.devices, nodes=plan.nodes)
     return RunRequest(
         assignment=assignment,
         overrides=element.overrides_of(command, sends=sends),

@@ -99,7 +99,7 @@ FACTS = {
     "training": _subject("mode.train"),
     "device": _subject(environment=("device.name", "device.kind")),
     "board": _subject(environment=("device.uuid",)),
-    "gpus": _subject("gpu.count"),
+    "gpus": _subject("gpu.count", "gpu.nodes"),
     "driver": _subject(environment=("device.driver",)),
     "torch": _subject(environment=("packages.torch",)),
     "libraries": _subject(

@@ -16,6 +16,8 @@ KEY_FIELDS = ("phase", "input_size", "batch_size")
 FEATURES = ("model", "algorithm", "precision", "execution", "device")
 #: Axes of a sweep that these stand for; any other axis identifies a measurement, too.
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu", *KEY_FIELDS)
+#: Numbers of devices and nodes in a plan, which are named where there are several.
+_COUNTS = {"gpus": "gpu.count", "nodes": "gpu.nodes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +142,12 @@ def _measurements(record: Record) -> Iterable[Measurement]:
         if point.key.is_timed and point.key == without_replicate(point.key):
             texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
             features = dict(zip(FEATURES, texts, strict=True)) | others
-            count = fact_at(record.plan, "gpu.count")
+            counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
             yield Measurement(
                 record=record,
                 key=point.key,
                 status=point.status,
-                features=features if count in (None, 1) else features | {"gpus": str(count)},
+                features=features | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
             )
 
 

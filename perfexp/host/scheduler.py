@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from typing import Any
+
+from perfexp.errors import UserError
 
 #: Limit on a question to the controller, which delays a measurement.
 _PATIENCE_SECONDS = 10.0
@@ -27,6 +30,22 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
     return environ.get("SLURM_JOB_ID")
+
+
+def node(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this machine, in a job that of SLURM."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def require_nodes(count: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError unless this process is on a node of a job of SLURM with that many nodes."""
+    job, nodes = job_id(environ), environ.get("SLURM_JOB_NUM_NODES", "1")
+    if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
+        here = "this is not in a job" if job is None else f"job {job} has {nodes}"
+        raise UserError(
+            f"gpu.nodes={count} needs a job of SLURM with {count} nodes; {here}. Add -m and hydra/launcher=slurm "
+            "(docs/how-to/several-gpus.md), or leave gpu.nodes out."
+        )
 
 
 def job_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:

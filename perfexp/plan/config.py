@@ -185,9 +185,20 @@ class Plan(PlanSchema):
         return str((node.get("name") if isinstance(node, Mapping) else None) or self.choices.get(group, group))
 
     @property
-    def ranks(self) -> int:
-        """Number of processes, each with a device, that measure together."""
+    def nodes(self) -> int:
+        """Number of hosts that measure together."""
+        nodes = self.gpu.get("nodes")
+        return 1 if nodes is None else int(nodes)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of each host."""
         return int(self.gpu.get("count", 1))
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes, each with a device, that measure together on all hosts."""
+        return self.nodes * self.devices
 
     @property
     def processes(self) -> int:

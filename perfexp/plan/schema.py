@@ -32,8 +32,9 @@ class Gpu:
 
     Attributes:
         match: regular expression that the name reported by the driver must contain.
-        count: number of devices, each with a process (rank) and a batch of its own.
-        port: port of this host at which the ranks meet; None for a free one.
+        count: number of devices of each node, each with a process (rank) and a batch of its own.
+        nodes: number of nodes of a job of SLURM that measure together; None for this host alone.
+        port: port of the first host at which the ranks meet; None for a free one.
     """
 
     _target_: str = MISSING
@@ -41,6 +42,7 @@ class Gpu:
     match: str | None = None
     index: int = 0
     count: int = 1
+    nodes: int | None = None
     port: int | None = None
     facts: GpuFacts = field(default_factory=GpuFacts)
 

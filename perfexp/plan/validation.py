@@ -111,10 +111,11 @@ def _check_training(plan: config.Plan) -> None:
 
 def _check_ranks(plan: config.Plan) -> None:
     """Raise UserError for settings that need one device with several, or several with one."""
-    count = plan.ranks
-    if not 1 <= count <= _MOST_DEVICES:
-        raise UserError(f"gpu.count={count}: set a number of devices from 1 to {_MOST_DEVICES:,}.")
-    if count == 1:
+    for name, number in (("count", plan.devices), ("nodes", plan.nodes)):
+        if not 1 <= number <= _MOST_DEVICES:
+            of = "devices" if name == "count" else "nodes"
+            raise UserError(f"gpu.{name}={number}: set a number of {of} from 1 to {_MOST_DEVICES:,}.")
+    if plan.ranks == 1:
         if plan.gpu.get("port") is not None:
             raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out.")
         if plan.probes.scaling:
@@ -131,4 +132,7 @@ def _check_ranks(plan: config.Plan) -> None:
         (plan.profile_keys(), f"profiler={plan.profiler_name}", "set profiler=none"),
     ):
         if is_set:
-            raise UserError(f"{setting} is for one device, and gpu.count={count}: {remedy}.")
+            several = f"gpu.count={plan.devices}" + (f" gpu.nodes={plan.nodes}" if plan.nodes > 1 else "")
+            raise UserError(f"{setting} is for one device, and {several}: {remedy}.")
+    if plan.nodes > 1 and plan.probes.energy:
+        raise UserError(f"probes.energy=true is for one node, and gpu.nodes={plan.nodes}: set probes.energy=false.")

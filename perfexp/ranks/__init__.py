@@ -19,11 +19,22 @@ SETTLING_CALLS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which of the ranks a process is, and the folder of their pipes."""
+    """Which of the ranks a process is, the number of ranks on each host, and the folder of their pipes."""
 
     number: int
     size: int
     folder: Path
+    per_host: int
+
+    @property
+    def local(self) -> int:
+        """Number of this rank among those of its host, and of its device."""
+        return self.number % self.per_host
+
+    @property
+    def leads_other_host(self) -> bool:
+        """Whether this is the first rank of a host other than the first rank's."""
+        return self.number > 0 and self.local == 0
 
     def __str__(self) -> str:
         return f"rank {self.number} of {self.size}"
@@ -33,7 +44,9 @@ class Place:
 class Burst:
     """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
 
-    All processes of a host share the clock. `error` is why the first rank, computing alone, did not make all of them.
+    All processes of a host share the clock. It starts with the first call on the host, since hosts have different ones
+    and the barrier before a burst leaves little between them. `error` is why the first rank, computing alone, did not
+    make all of its calls.
     """
 
     start_ns: int

@@ -1,15 +1,15 @@
-"""Control messages of the first rank to the others, one pipe each; a call costs the first rank one write of 5 bytes."""
+"""Control messages of the first rank to the others, over a connection each; a call costs one write of 5 bytes."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from perfexp.models import Session, Sharing
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
 from perfexp.ranks import Burst, Place, ProcessGroup, Shareable
+from perfexp.ranks.meeting import from_leader, to_followers
 from perfexp.records.record import Key
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _DYING_SECONDS = 0.5
 _LINGER_SECONDS = 10.0
 
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
+_RESERVED = b"."
 
 #: Prepares a point in a rank that follows: gives its call, and the forward pass that comes before the first call.
 Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
@@ -42,12 +44,12 @@ class Member:
     session: Session
     device: Device
     group: TorchGroup
-    number: int
+    place: Place
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
         """See `ProcessGroup.burst`; all ranks have to call it."""
         device = self.device
-        works = sharing is not Sharing.alone or self.number == 0
+        works = sharing is not Sharing.alone or self.place.number == 0
         with ExitStack() as stack:
             stack.enter_context(undisturbed())
             if isinstance(self.session, Shareable):
@@ -65,7 +67,12 @@ class Member:
                 error = f"{type(raised).__name__}: {raised}"  # the others only wait for this rank's result
             end = device.now_ns() if works else start
         results = self.group.gather((start, end, error))
-        return [Burst(start_ns=first, end_ns=last, error=why) for first, last, why in results]
+        per_host = self.place.per_host
+        begins = [min(part[0] for part in results[host : host + per_host]) for host in range(0, len(results), per_host)]
+        return [
+            Burst(start_ns=first - begins[rank // per_host], end_ns=last - begins[rank // per_host], error=why)
+            for rank, (first, last, why) in enumerate(results)
+        ]
 
 
 class Leader(ProcessGroup):
@@ -73,12 +80,20 @@ class Leader(ProcessGroup):
 
     def __init__(self, place: Place) -> None:
         self.size = place.size
-        self._pipes = [os.open(pipe(place.folder, number), os.O_WRONLY) for number in range(1, place.size)]
+        self._pipes = to_followers(place)
+        self._other_hosts = self._pipes[place.per_host - 1 :: place.per_host]
         self._plain: Step | None = None
         self._member: Member | None = None
 
     def begin(self) -> None:
-        """Let all ranks begin: the devices are reserved."""
+        """Let all ranks begin: the devices of this host are reserved.
+
+        Those of the other hosts are reserved first, one host after the other: two runs can't block each other.
+        """
+        for descriptor in self._other_hosts:
+            os.write(descriptor, _line("reserve", socket.gethostname()))
+            if os.read(descriptor, 1) != _RESERVED:
+                raise ConnectionResetError("a rank has left")
         self._send(_ALIVE)
 
     def works_with(self, member: Member) -> None:
@@ -110,12 +125,13 @@ class Leader(ProcessGroup):
         time.sleep(_DYING_SECONDS)
         try:
             self._send(_ALIVE)
-        except BrokenPipeError:
+        except ConnectionError:
             return True
-        return False
+        # TCP takes a message for a rank that has closed its end, which can be read from then on
+        return bool(select.select(self._pipes, [], [], 0)[0])
 
     def end(self) -> None:
-        """Close the pipes, which ends the loops of the other ranks."""
+        """Close the connections, which ends the loops of the other ranks."""
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes = []
@@ -136,17 +152,25 @@ class Leader(ProcessGroup):
 
 
 class Follower:
-    """The end of the pipe in a rank that follows."""
+    """The end of the connection in a rank that follows."""
 
     def __init__(self, place: Place) -> None:
-        self._file = pipe(place.folder, place.number).open("rb")
+        self._file = from_leader(place)
 
     def wait(self) -> bool:
         """Wait until the first rank begins; return whether it does."""
         return next(self._messages(), None) is not None
 
+    def host_of_first(self) -> str | None:
+        """Wait until this host's devices are to be reserved; return the first rank's host, None if that has left."""
+        return next((content for _, content in self._messages()), None)
+
+    def answer_reserved(self) -> None:
+        """Report to the first rank that the devices of this host are reserved."""
+        os.write(self._file.fileno(), _RESERVED)
+
     def follow(self, point: Point, member: Member) -> None:
-        """Make the calls of the first rank's messages until it closes the pipe."""
+        """Make the calls of the first rank's messages until it closes the connection."""
         messages = self._messages()
         for name, content in messages:
             if name == "open":
@@ -161,7 +185,7 @@ class Follower:
                 return
 
     def close(self) -> None:
-        """Close the pipe, from which the first rank notices that this one has left."""
+        """Close the connection, from which the first rank notices that this one has left."""
         self._file.close()
 
     def _follow(
@@ -183,11 +207,6 @@ class Follower:
         for line in self._file:
             name, _, content = line.rstrip(b"\n").partition(b" ")
             yield name.decode(), json.loads(content) if content else None
-
-
-def pipe(folder: Path, number: int) -> Path:
-    """Return the path of the pipe to a rank."""
-    return folder / f"messages-{number}"
 
 
 def _line(name: str, content: Any) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -34,9 +36,10 @@ class TorchGroup:
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:
         self.backend = "nccl" if device.kind == "cuda" else "gloo"
         if sys.platform.startswith("linux"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+            interface = _LOOPBACK if place.size == place.per_host else _interface(os.environ["MASTER_ADDR"])
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if device.kind == "cpu" and threads is None:
-            torch.set_num_threads(max(1, torch.get_num_threads() // place.size))
+            torch.set_num_threads(max(1, torch.get_num_threads() // place.per_host))
         os.environ.setdefault(*_NO_RETHROW)
         identifier = torch.device(str(device.identifier)) if device.kind == "cuda" else None
         dist.init_process_group(self.backend, device_id=identifier, timeout=_PATIENCE)
@@ -56,3 +59,12 @@ class TorchGroup:
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self._control)
         return values
+
+
+def _interface(host: str) -> str:
+    """Return the interface of the route to a host; gloo takes that of the host's own name, which may be loopback's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        own = probe.getsockname()[0]
+    names = (name for name, addresses in psutil.net_if_addrs().items() if own in {one.address for one in addresses})
+    return next(names, _LOOPBACK)

@@ -1,4 +1,4 @@
-"""Start the ranks with torch's elastic launcher, relay their events, and report which of them died."""
+"""Start the ranks of a host with torch's elastic launcher, relay their events, and report which of them died."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfexp.errors import UserError
-from perfexp.ranks.control_messages import pipe
+from perfexp.ranks.meeting import pipe
 from perfexp.records.messages import Events
 
 #: Exit codes of the first rank where another rank has ended, or where the recorded error of a point left the ranks out
@@ -27,13 +27,39 @@ _CHECK_SECONDS = 1.0
 _END = b'{"event": "end"}\n'
 
 
+class Ended(NamedTuple):
+    """A rank that failed: its process, its exit code or minus the number of a signal, and its node among several."""
+
+    pid: int
+    exitcode: int
+    node: str = ""
+
+
+class Outcome:
+    """What the ranks report of themselves; it passes their other events on."""
+
+    def __init__(self, emit: Events) -> None:
+        self.exit_code: int | None = None  # of the first rank, if it reported why it could not go on
+        self.rank_error: dict[str, Any] | None = None  # the first that a rank which follows reported
+        self._emit = emit
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event."""
+        if event["event"] == "rank":
+            self.rank_error = self.rank_error or event
+            return
+        if event["event"] in ("refused", "failed"):
+            self.exit_code = int(event.get("exit_code", 1))
+        self._emit(event.pop("event"), **event)
+
+
 def events_pipe(folder: Path) -> Path:
     """Return the path of the pipe through which the ranks send events."""
     return folder / "events"
 
 
 def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) -> int:
-    """Start the ranks, wait until all have ended, and return the exit code of a worker.
+    """Start the ranks of one host, wait until all have ended, and return the exit code of a worker.
 
     Raises `UserError` if the port is in use.
 
@@ -42,42 +68,52 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
         port: port of this host at which the ranks connect; None for a free one.
         emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
     """
+    if port is not None:
+        refuse_busy(port)
+    outcome = Outcome(emit)
+    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
+        folder = Path(name)
+        for number in range(1, size):
+            os.mkfifo(pipe(folder, number), 0o600)
+        with Relay(folder, outcome.take):
+            settings = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port or 0}", "local_addr": "127.0.0.1"}
+            failures = launch(command, folder, per_host=size, settings=settings)
+    return report(failures, outcome, size, emit)
+
+
+def launch(
+    command: Sequence[str], folder: Path, *, per_host: int, settings: Mapping[str, Any], nodes: int = 1
+) -> dict[int, Ended]:
+    """Start the ranks of this host, wait until they have ended, and return those that failed.
+
+    Args:
+        folder: folder of the pipes of this host's ranks.
+        settings: how the launchers of all nodes meet, for torch's `LaunchConfig`.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if port is not None:
-        _refuse_busy(port)
-    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
-        folder = Path(name)
-        for path in (events_pipe(folder), *(pipe(folder, number) for number in range(1, size))):
-            os.mkfifo(path, 0o600)
-        relay = _Relay(events_pipe(folder), emit)
-        launch = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=size,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"127.0.0.1:{port or 0}",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=_CHECK_SECONDS,
-            logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        )
-        failures: Mapping[int, Any] = {}
-        try:
-            elastic_launch(launch, command[0])(*command[1:], f"--ranks={folder}")
-        except ChildFailedError as error:
-            failures = error.failures
-        finally:
-            relay.end()
-    return _report(failures, relay, size, emit)
+    launch_config = LaunchConfig(
+        **{"run_id": uuid.uuid4().hex, **settings},
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=per_host,
+        max_restarts=0,
+        monitor_interval=_CHECK_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+    )
+    try:
+        elastic_launch(launch_config, command[0])(*command[1:], f"--ranks={folder}", f"--parent={os.getpid()}")
+    except ChildFailedError as error:
+        return {rank: Ended(end.pid, end.exitcode) for rank, end in error.failures.items()}
+    return {}
 
 
-def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events) -> int:
-    if relay.exit_code is not None:  # the first rank has reported the reason itself
-        return relay.exit_code
+def report(failures: Mapping[int, Ended], outcome: Outcome, size: int, emit: Events) -> int:
+    """Send the event of the end, with the ranks that failed first, and return the exit code of a worker."""
+    if outcome.exit_code is not None:  # the first rank has reported the reason itself
+        return outcome.exit_code
     if not failures or (0 in failures and failures[0].exitcode == OUT_OF_STEP):
         emit("finished")
         return 0
@@ -90,30 +126,33 @@ def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events)
     if killed:
         names = {rank: signal.Signals(-causes[rank].exitcode).name for rank in killed}
         hint = "; the system may have run out of memory" if "SIGKILL" in names.values() else ""
+        places = {rank: f" on {causes[rank].node}" if causes[rank].node else "" for rank in killed}
         who = " and ".join(
-            f"rank {rank} of {size} (process {causes[rank].pid}) was terminated by {names[rank]}" for rank in killed
+            f"rank {rank} of {size} (process {causes[rank].pid}{places[rank]}) was terminated by {names[rank]}"
+            for rank in killed
         )
         emit("failed", message=f"{who}{hint}; see run.log", status="killed")
-    elif relay.rank_error is not None:
-        emit("failed", message=relay.rank_error["message"], status=relay.rank_error["status"])
+    elif outcome.rank_error is not None:
+        emit("failed", message=outcome.rank_error["message"], status=outcome.rank_error["status"])
     else:
         codes = " and ".join(f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes)
         emit("failed", message=f"{codes}; see run.log")
     return 1
 
 
-class _Relay:
-    """Passes the ranks' events on, in a thread of its own."""
+class Relay:
+    """While entered, passes on the events that ranks of this host write into a pipe, in a thread of its own."""
 
-    def __init__(self, path: Path, emit: Events) -> None:
-        self.exit_code: int | None = None  # of the first rank, if it reported why it could not go on
-        self.rank_error: dict[str, Any] | None = None  # the first that a rank which follows reported
-        self._descriptor, self._emit = os.open(path, os.O_RDWR), emit  # its own writer: the pipe has no end of file
+    def __init__(self, folder: Path, take: Callable[[dict[str, Any]], None]) -> None:
+        self._path, self._take = events_pipe(folder), take
+
+    def __enter__(self) -> None:
+        os.mkfifo(self._path, 0o600)
+        self._descriptor = os.open(self._path, os.O_RDWR)  # its own writer: the pipe has no end of file
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Return when all events have been passed on."""
+    def __exit__(self, *failure: object) -> None:
         os.write(self._descriptor, _END)
         self._thread.join()
         os.close(self._descriptor)
@@ -126,20 +165,13 @@ class _Relay:
                 with suppress(ValueError):  # a rank was terminated while it wrote
                     self._take(json.loads(line))
 
-    def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "rank":
-            self.rank_error = self.rank_error or event
-            return
-        if event["event"] in ("refused", "failed"):
-            self.exit_code = int(event.get("exit_code", 1))
-        self._emit(event.pop("event"), **event)
 
-
-def _refuse_busy(port: int) -> None:
+def refuse_busy(port: int, host: str = "127.0.0.1") -> None:
+    """Raise `UserError` if a port of this host is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
             raise UserError(
                 f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a free port."

@@ -283,6 +283,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the ranks use different devices ({devices}), and all run at the pace of the slowest",
         "select devices of one kind with CUDA_VISIBLE_DEVICES or gpu.index",
     ),
+    "mixed_hosts": _warning(
+        "the nodes differ, and all run at the pace of the slowest ({changes})",
+        "select nodes of one kind with cluster.options or the site's constraint",
+    ),
     "ranks_disagree": _warning(
         "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
         "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",

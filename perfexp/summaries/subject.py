@@ -50,7 +50,9 @@ def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(devices, list) or len(devices) < 2:
         return name
     is_shared = ranks.get("backend") == "gloo"  # processes that share a CPU
-    return f"{name} ({len(devices)} ranks)" if is_shared else f"{len(devices)} × {name}"
+    hosts = ranks.get("hosts")
+    nodes = f" on {len(hosts)} nodes" if isinstance(hosts, list) else ""
+    return f"{name} ({len(devices)} ranks{nodes})" if is_shared else f"{len(devices)} × {name}{nodes}"
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:

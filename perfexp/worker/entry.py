@@ -71,13 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events) -> int:
-    from perfexp.ranks import start
+    from perfexp.ranks import nodes, start
 
-    command = worker_command(
-        str(arguments.directory),
-        *(f"--plan-sha256={arguments.plan_sha256}", f"--replicate={arguments.replicate}", f"--parent={os.getpid()}"),
-    )
-    return start.run(command, size=plan.ranks, port=plan.gpu.get("port"), emit=emit)
+    replicate = f"--replicate={arguments.replicate}"
+    command = worker_command(str(arguments.directory), f"--plan-sha256={arguments.plan_sha256}", replicate)
+    port = plan.gpu.get("port")
+    if plan.nodes > 1:
+        return nodes.run(command, nodes=plan.nodes, per_host=plan.devices, port=port, emit=emit)
+    return start.run(command, size=plan.ranks, port=port, emit=emit)
 
 
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.devices import Device
+from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.measuring.verdicts import verdict
 from perfexp.meters import together
@@ -24,7 +26,7 @@ from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.worker.points import measure_points
-from perfexp.worker.workbench import Workbench, report_failure
+from perfexp.worker.workbench import Workbench, of_node, report_failure
 
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
@@ -36,7 +38,8 @@ _MOST_BYTES = 600
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
-    place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
+    number, size, per_host = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    place = Place(number=number, size=size, folder=folder, per_host=per_host)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
     if place.number == 0:
@@ -53,7 +56,7 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
     except Exception as error:
         # outside of any point, the loss of another rank looks like an error of this one
         is_foreign = not isinstance(error, PerfexpError | OSError) and leader.lost()
-        if is_foreign or isinstance(error, BrokenPipeError):  # of a rank that has left
+        if is_foreign or isinstance(error, ConnectionError):  # of a rank that has left
             traceback.print_exc()
             return start.RANK_LOST
         return report_failure(error, bench.emit, most_bytes=_MOST_BYTES)
@@ -62,18 +65,19 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
     bench.emit("block", text="loading")
-    devices = _devices(bench.plan, place.size)
+    devices = _devices(bench.plan, place.per_host)
     bench.device = devices[0]
-    with ExitStack() as stack:
-        for device in _distinct(devices):
-            stack.enter_context(bench.reserved(device))
+    with _reserved(bench, devices):
+        if place.size > place.per_host:
+            bench.emit("block", text="waiting for the devices of the other nodes", patient=True)
         leader.begin()
         member, shared = _join(bench, place)
         with bench.procedure(seed=bench.plan.seed, energy=None) as procedure:
-            reports = member.group.gather(_report(bench.device))
-            facts = {"devices": [report["device"] for report in reports], **shared}
+            reports = member.group.gather(_report(bench, place))
+            facts = {"devices": [report["device"] for report in reports], **shared, **_of_hosts(reports)}
             of_devices = msgspec.convert([report["doubts"] for report in reports], list[list[Diagnostic]])
-            bench.write_environment(_of_all(of_devices, facts["devices"]), ranks=facts)
+            doubts = [*_of_all(of_devices, facts["devices"]), *_unlike([report["host"] for report in reports])]
+            bench.write_environment(doubts, ranks=facts)
             procedure.group, procedure.compares_alone = leader, bench.plan.probes.scaling
             if bench.plan.probes.energy:
                 procedure.energy = bench.energy_of(together([device.meters() for device in _distinct(devices)]))
@@ -88,15 +92,24 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
 def _follow(bench: Workbench, place: Place, emit: Events) -> int:
     follower, has_device = Follower(place), False
     try:
-        if not follower.wait():
-            return 0
-        bench.device = config.build(_node(bench.plan, place.number))
-        has_device = True
-        member, _ = _join(bench, place)
-        with bench.procedure(seed=bench.plan.seed + place.number, energy=None) as procedure:
-            member.group.gather(_report(bench.device))
-            follower.follow(lambda key: _point(procedure, key), member)
-            member.group.barrier()
+        devices: Sequence[Device] = []
+        if place.leads_other_host:
+            if (first := follower.host_of_first()) is None:
+                return 0
+            # two nodes of a test may be one machine, whose devices are reserved already
+            devices = _devices(bench.plan, place.per_host) if first != socket.gethostname() else []
+        with _reserved(bench, devices):
+            if place.leads_other_host:
+                follower.answer_reserved()
+            if not follower.wait():
+                return 0
+            bench.device = config.build(_node(bench.plan, place.local))
+            has_device = True
+            member, _ = _join(bench, place)
+            with bench.procedure(seed=bench.plan.seed + place.number, energy=None) as procedure:
+                member.group.gather(_report(bench, place))
+                follower.follow(lambda key: _point(procedure, key), member)
+                member.group.barrier()
     except Exception as error:
         traceback.print_exc()
         status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
@@ -122,7 +135,7 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
         if not isinstance(bench.session, Shareable):
             raise UserError(f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1.")
         shared |= bench.session.share(plan.execution.ddp)
-    return Member(session=bench.session, device=bench.device, group=group, number=place.number), shared
+    return Member(session=bench.session, device=bench.device, group=group, place=place), shared
 
 
 @contextmanager
@@ -131,8 +144,20 @@ def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], 
         yield step, lambda: procedure.first_forward(batches)
 
 
+@contextmanager
+def _reserved(bench: Workbench, devices: Sequence[Device]) -> Iterator[None]:
+    """While entered, no other perfexp process of this user measures on the devices."""
+    with ExitStack() as stack:
+        for device in _distinct(devices):
+            stack.enter_context(bench.reserved(device))
+        yield
+
+
 def _devices(plan: config.Plan, size: int) -> list[Device]:
-    """Build the devices of all ranks, from the plan's device on; raises UserError unless there are enough of a kind."""
+    """Build the devices of this host's ranks, from the plan's on; raises UserError unless there are enough of a kind.
+
+    The first rank of a host reserves all of them.
+    """
     devices: list[Device] = []
     failure = None
     try:
@@ -159,9 +184,39 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _report(device: Device) -> dict[str, Any]:
-    about = {"name": device.name, "identity": device.lock_name}
-    return {"device": about, "doubts": msgspec.to_builtins(device.doubts())}
+def _report(bench: Workbench, place: Place) -> dict[str, Any]:
+    """Return the device of a rank and its diagnostics, and the first rank of one of several hosts its environment."""
+    device = bench.device
+    report: dict[str, Any] = {"device": {"name": device.name, "identity": device.lock_name}, "host": None}
+    doubts = device.doubts()
+    if place.size > place.per_host and place.local == 0:
+        report["host"] = facts = bench.facts()
+        doubts = [*doubts, *(of_node(facts) if place.number else [])]
+    return {**report, "doubts": msgspec.to_builtins(doubts)}
+
+
+def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of all hosts as far as they can differ, if there are several."""
+    hosts = [report["host"] for report in reports if report["host"]]
+    names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
+    of_hosts = [{name: facts[name] for name in names} | _of_job(facts["job"] or {}) for facts in hosts]
+    return {"hosts": of_hosts} if hosts else {}
+
+
+def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
+    """Return the diagnostic of hosts whose software or hardware differs from the first one's."""
+    first, *others = [facts for facts in hosts if facts] or [{}]
+    changes = [
+        f"{name}: {old} and {new} on {facts['host']}"
+        for facts in others
+        for name, old, new in environment.differences(first, facts)
+        if name != "device.uuid"
+    ]
+    return [diagnostics.make("mixed_hosts", changes="; ".join(changes))] if changes else []
+
+
+def _of_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: job.get(name) for name in ("node", "others")}
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:

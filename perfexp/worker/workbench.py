@@ -234,7 +234,7 @@ class Workbench:
         Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
         device and session are written in any case.
         """
-        facts = {**self._facts(), "session": self.session.facts(), **extra}
+        facts = {**self.facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
         own = (
             *(*self.device.doubts(), *self.session.doubts(), *self._data_doubts()),
@@ -251,13 +251,14 @@ class Workbench:
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         is_shared = self.plan.host_sharing is config.HostSharing.together
-        return [*([diagnostics.make("shared_host")] if is_shared else []), *_of_node(facts)]
+        return [*([diagnostics.make("shared_host")] if is_shared else []), *of_node(facts)]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
-        self._same_environment(self._facts())
+        self._same_environment(self.facts())
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of this host, its job and its device."""
         return {**environment.collect(), "device": self.device.facts()}
 
     def _same_environment(self, facts: dict[str, Any]) -> list[Diagnostic]:
@@ -292,7 +293,7 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
     return facts.peak_flops_per_second or (None if device.kind == "cpu" else {})
 
 
-def _of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
+def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     """Return the diagnostic of a node whose other GPUs or CPUs belong to other jobs of a cluster."""
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):

@@ -53,6 +53,8 @@ def test_a_kind_of_gpu_becomes_what_the_site_calls_it():
         *("--partition=gpu", "--time=60", "--constraint=gpul40s", "--gres=gpu:2", "--cpus-per-task=16", "--nice"),
     ]
     assert "--partition=big" in site.requests(own, "h100")
+    of_two_nodes = site.requests(default, "l40s", count=4, nodes=2)
+    assert of_two_nodes == ["--gres=gpu:l40s:4", "--nodes=2", "--ntasks-per-node=1"]
     with pytest.raises(UserError, match=r"no entry gpus.l40\. Did you mean l40s"):
         site.requests(own, "l40")
     with pytest.raises(UserError, match="name the kind"):
@@ -414,7 +416,7 @@ def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypa
 
 def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
     assignment = SimpleNamespace(
-        number=1, folder=tmp_path / "0", overwrites=False, plan=SimpleNamespace(gpu_name="cpu", ranks=1)
+        number=1, folder=tmp_path / "0", overwrites=False, plan=SimpleNamespace(gpu_name="cpu", devices=1, nodes=1)
     )
     boxed = Cluster(name="boxed", container="image.sif")
     with pytest.raises(UserError, match=r"hydra\.launcher\.requeue=false"):
@@ -425,6 +427,9 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
     assert 'exec apptainer exec --nv image.sif python3 -P -m perfexp "$@"\n' in script
     assert sys.executable not in script
     assert site.python(Cluster(name="bare"))[0] == sys.executable
+    assignment.plan.nodes = 2
+    with pytest.raises(UserError, match="A container has no srun"):
+        submission.request_of(assignment, [], boxed, settings, sends=False)
 
 
 def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from perfexp.cluster import job_states
@@ -14,6 +16,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
 from tests.cluster.conftest import write_site
+from tests.ranks.test_several_ranks import NET
 
 RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "ttfp=false", "tracking=none")
 SLURM = ("hydra/launcher=slurm", "-m", "--config-dir=mine")
@@ -203,3 +206,75 @@ def test_a_waiting_campaign_is_left_to_itself_by_an_interrupt(cluster, sweep, tm
     assert "stay in the queue" in out
     assert states(sweep.folder)[0].state == "running"
     assert command(["cancel", str(sweep.folder)]) == 0
+
+
+@pytest.fixture
+def training(sweep, tmp_path, monkeypatch):
+    """A function that submits a training of a small network by one rank on each of two nodes into the folder `s`."""
+    (tmp_path / "mine" / "model").mkdir()
+    (tmp_path / "mine" / "model" / "net.yaml").write_text("_target_: few_numbers.Net\n")
+    (tmp_path / "few_numbers.py").write_text(NET)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}")
+    base = ("model=net", "mode=train", "gpu=cpu", "gpu.nodes=2", "batch_size=2", "execution.threads=1", "ttfp=false")
+    base += ("tracking=none", "cluster=test", "stopping=fixed", "stopping.warmup=1", "percentiles=[50]")
+
+    def training(*arguments):
+        return sweep(*arguments, base=base)
+
+    return training
+
+
+def ranks_of(folder):
+    """Processes of the ranks of a run, by number."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if str(folder) in words and any(word.startswith("--ranks=") for word in words):
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_two_nodes_train_together(each_cluster, training, sweep):
+    code, printed = training("gpu.count=2", "input_size=32", "stopping.measure=6")
+    assert code == 0, printed
+    record = Record.load(sweep.folder / "0")
+    [point] = record.points
+    ranks = record.environment["ranks"]
+    assert point.facts["world_size"] == len(ranks["devices"]) == 4
+    assert [host["node"] for host in ranks["hosts"]] == [each_cluster.name(1), each_cluster.name(2)]
+    assert "(4 ranks on 2 nodes)" in printed
+    rates = {metric.name for metric in point.metrics if metric.value is not None}
+    assert {"ranks/samples_per_second", "ranks/3/samples_per_second", "ranks/communication_share"} <= rates
+    assert state_of(each_cluster, states(sweep.folder)[0].job) == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_on_another_node_is_named_and_nothing_hangs(cluster, training, sweep):
+    assert training("input_size=[32,48]", "stopping.measure=100", "hydra.launcher.wait=false")[0] == 0
+    folder = sweep.folder / "0"
+    until(lambda: (folder / "points.jsonl").is_file())
+    killed = ranks_of(folder)[1]
+    killed.kill()
+    until(lambda: states(sweep.folder)[0].state == "failed")
+    text = f"rank 1 of 2 (process {killed.pid} on {cluster.name(2)}) was terminated by SIGKILL"
+    assert text in states(sweep.folder)[0].why
+    assert [point.status for point in Record.load(folder).points] == [Status.OK, Status.KILLED]
+    assert ranks_of(folder) == {}
+
+
+@pytest.mark.slow
+def test_a_training_starts_again_when_one_of_its_nodes_goes_down(cluster, training, sweep):
+    assert training("input_size=[32,48]", "stopping.measure=40", "hydra.launcher.wait=false")[0] == 0
+    points = sweep.folder / "0" / "points.jsonl"
+    until(lambda: points.is_file())
+    early, node = points.read_bytes(), cluster.name(2)
+    cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    until(lambda: states(sweep.folder)[0].state == "pending")
+    until(lambda: ranks_of(sweep.folder / "0") == {})
+    until(lambda: is_done(cluster, sweep.folder, node), 240)
+    assert points.read_bytes().startswith(early)
+    assert len(keys_of(sweep.folder / "0")) == 2

@@ -1,15 +1,19 @@
 """Control messages: what the first rank calls, all others call in its order, and none goes on without the others."""
 
 import os
+import socket
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 
 from perfexp.models import Sharing
 from perfexp.modes import State, Step
 from perfexp.ranks import Place, ProcessGroup
-from perfexp.ranks.control_messages import Follower, Leader, Member, pipe
+from perfexp.ranks.control_messages import Follower, Leader, Member
+from perfexp.ranks.meeting import Meeting, pipe
 from perfexp.records.record import Key
 
 KEY = Key(phase="train", input_size=(8, 6), batch_size=3, precision="fp32")
@@ -82,21 +86,46 @@ def step_of(log, clock):
     )
 
 
-@pytest.fixture
-def ranks(tmp_path):
+def meet(folder):
+    """Have the ranks of a folder meet by TCP; gives the address of the first one."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    Meeting(host="127.0.0.1", port=port, secret="s" * 32).write(folder)
+    return "127.0.0.1", port
+
+
+class Ranks(NamedTuple):
+    """The first rank's leader and step, the function that ends all, and the number of ranks on a host."""
+
+    leader: Leader
+    step: Step
+    end: Callable
+    per_host: int
+
+
+@pytest.fixture(params=[3, 1], ids=["one host", "three hosts"])
+def ranks(request, tmp_path):
     """Three ranks: the first one's leader and step, what each did, and a function that ends them."""
     size, logs, failed = 3, [[], [], []], []
+    if request.param == 1:
+        meet(tmp_path)
     clocks = [Clock(begin_ns=10 * number, call_ns=1 + number) for number in range(size)]
     group = Group(size)
     for number in range(1, size):
         os.mkfifo(pipe(tmp_path, number))
 
+    def place(number):
+        return Place(number=number, size=size, folder=tmp_path, per_host=request.param)
+
     def member(number):
-        return Member(session=Session(logs[number]), device=clocks[number], group=group.of(number), number=number)
+        session = Session(logs[number])
+        return Member(session=session, device=clocks[number], group=group.of(number), place=place(number))
 
     def follow(number):
-        follower = Follower(Place(number=number, size=size, folder=tmp_path))
+        follower = Follower(place(number))
         try:
+            if place(number).leads_other_host and follower.host_of_first() == socket.gethostname():
+                follower.answer_reserved()
             if not follower.wait():
                 logs[number].append("not begun")
                 return
@@ -116,7 +145,7 @@ def ranks(tmp_path):
     threads = [threading.Thread(target=follow, args=[number], daemon=True) for number in range(1, size)]
     for thread in threads:
         thread.start()
-    leader = Leader(Place(number=0, size=size, folder=tmp_path))
+    leader = Leader(place(0))
     leader.works_with(member(0))
 
     def end():
@@ -127,12 +156,12 @@ def ranks(tmp_path):
         assert not failed
         return logs
 
-    yield leader, step_of(logs[0], clocks[0]), end
+    yield Ranks(leader, step_of(logs[0], clocks[0]), end, request.param)
     leader.end()
 
 
 def test_all_make_the_same_calls_in_the_same_order(ranks):
-    leader, plain, end = ranks
+    leader, plain, end, _ = ranks
     leader.begin()
     leader.open(KEY)
     step = leader.joined(plain)
@@ -154,7 +183,7 @@ def test_all_make_the_same_calls_in_the_same_order(ranks):
 
 
 def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
-    leader, plain, end = ranks
+    leader, plain, end, _ = ranks
     leader.begin()
     leader.open(KEY)
     step = leader.joined(plain)
@@ -163,7 +192,9 @@ def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
     alone = leader.burst(step, 5, Sharing.alone)
     leader.close()
     own, second, third = end()
-    assert [(each.start_ns, each.end_ns) for each in together] == [(0, 4), (10, 18), (20, 32)]
+    begins = [10 * number * (ranks.per_host == 3) for number in range(3)]  # hosts have clocks of their own
+    spans = [(begin, begin + length) for begin, length in zip(begins, (4, 8, 12), strict=True)]
+    assert [(each.start_ns, each.end_ns) for each in together] == spans
     assert [each.end_ns - each.start_ns for each in apart] == [2, 4, 6]
     assert [each.end_ns - each.start_ns for each in alone] == [5, 0, 0], "only the first one works alone"
     kinds = ["sharing all", *["call"] * 4, "sharing no_gradients", *["call"] * 2, "sharing alone"]
@@ -172,7 +203,7 @@ def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
 
 
 def test_ranks_leave_when_the_first_one_does_not_begin(ranks):
-    leader, _, end = ranks
+    leader, _, end, _ = ranks
     assert end()[1:] == [["not begun"], ["not begun"]]
     assert leader.size == 3
 
@@ -182,10 +213,37 @@ def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
     path = pipe(tmp_path, 1)
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    leader = Leader(Place(number=0, size=2, folder=tmp_path))
+    leader = Leader(Place(number=0, size=2, folder=tmp_path, per_host=2))
     assert not leader.lost()
     os.close(reader)
     assert leader.lost()
+
+
+def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfexp.ranks.control_messages._DYING_SECONDS", 0.05)
+    address, found = meet(tmp_path), []
+    leading = threading.Thread(
+        target=lambda: found.append(Leader(Place(number=0, size=2, folder=tmp_path, per_host=1))), daemon=True
+    )
+    leading.start()
+    for greeting in (b"x" * 32 + b"        1\n", b"s" * 32 + b"        7\n", b"s" * 32 + b" nonsense\n", b""):
+        while True:
+            try:
+                stranger = socket.create_connection(address)
+                break
+            except ConnectionRefusedError:  # the first rank does not listen yet
+                continue
+        with stranger:
+            stranger.sendall(greeting)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(1) == b""
+    follower = Follower(Place(number=1, size=2, folder=tmp_path, per_host=1))
+    leading.join(30)
+    [leader] = found
+    assert not leader.lost()
+    follower.close()
+    assert leader.lost()
+    leader.end()
 
 
 def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
@@ -193,7 +251,7 @@ def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
     path = pipe(tmp_path, 1)
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)
-    follower = Follower(Place(number=1, size=2, folder=tmp_path))
+    follower = Follower(Place(number=1, size=2, folder=tmp_path, per_host=2))
     os.write(writer, b"call\ncall\n")
     thread = threading.Thread(target=follower.linger, daemon=True)
     thread.start()

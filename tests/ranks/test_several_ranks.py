@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from perfexp.ranks import Place
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
@@ -134,7 +135,7 @@ from perfexp.models.module import adapt
 from perfexp.ranks import Place, Sharing
 from perfexp.ranks.group import TorchGroup
 
-place = Place(number=int(os.environ["RANK"]), size=2, folder=Path("."))
+place = Place(number=int(os.environ["RANK"]), size=2, folder=Path("."), per_host=2)
 device = CpuDevice()
 group = TorchGroup(place, device, threads=1)
 torch.manual_seed(place.number)  # the ranks begin with other weights: those of the first are taken
@@ -198,7 +199,8 @@ def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(monkey
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: asked.append((given, named)))
     monkeypatch.setattr(dist, "new_group", lambda **named: asked.append(named))
     monkeypatch.setattr(os, "environ", {"NCCL_NVLS_ENABLE": "0", "ANOTHER": "word"})
-    group = TorchGroup(None, SimpleNamespace(kind=kind, identifier="cuda:1"), threads=1)
+    place = Place(number=0, size=2, folder=Path(), per_host=2)
+    group = TorchGroup(place, SimpleNamespace(kind=kind, identifier="cuda:1"), threads=1)
     ((given, named), control) = asked
     assert given == (backend,)
     assert str(named["device_id"]) == ("cuda:1" if kind == "cuda" else "None")
@@ -221,6 +223,13 @@ def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
     assert [doubt.code for doubt in found] == ["shared_device", "mixed_devices"]
     assert found[0].message == "rank 1: busy"
     assert rank_process._of_all([[], []], [{"name": "A"}] * 2) == []
+
+
+def test_nodes_that_are_not_alike_are_doubted_by_name():
+    first, second = ({"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2")))
+    [doubt] = rank_process._unlike([first, None, second, None])
+    assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_hosts", True)
+    assert rank_process._unlike([first, first | {"host": "c"}]) == rank_process._unlike([None, None]) == []
 
 
 def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(tmp_path):
@@ -246,6 +255,10 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by
         (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
         (["gpu.count=1", "probes.scaling=true"], "compares several devices with one"),
         (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: set a port"),
+        (["gpu.nodes=0"], "gpu.nodes=0: set a number of nodes"),
+        (["gpu.count=1", "gpu.nodes=2", "probes.energy=true"], "probes.energy=true is for one node"),
+        (["gpu.nodes=2", "epochs=1", "data.num_samples=8"], "is for one device, and gpu.count=2 gpu.nodes=2"),
+        (["gpu.nodes=2"], "gpu.nodes=2 needs a job of SLURM with 2 nodes; this is not in a job"),
     ],
 )
 def test_what_several_ranks_can_not_do_is_refused(run, asked, said):

@@ -1,0 +1,107 @@
+"""Meeting: how the first rank connects to the others: a named pipe each on one host, TCP between hosts.
+
+Over TCP the first rank listens at an address of the launching node, and each other one begins with the secret that the
+launchers pass on, and its number. A connection without the secret is closed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from perfexp.host import untrusted
+from perfexp.host.files import write_atomically
+from perfexp.ranks import Place
+
+#: Limit on a greeting: another program of the cluster may connect and send nothing.
+_GREETING_SECONDS = 5.0
+#: Time in which the first rank listens: other nodes may import torch faster than its own.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1
+
+
+class Meeting(msgspec.Struct, kw_only=True, frozen=True):
+    """Address at which the first rank listens for the ranks of all nodes, and their secret."""
+
+    host: str
+    port: int
+    secret: str
+
+    def write(self, folder: Path) -> None:
+        """Leave it to the ranks of this node, in their folder, which only their user can read."""
+        write_atomically(_file(folder), msgspec.json.encode(self))
+
+
+def pipe(folder: Path, number: int) -> Path:
+    """Return the path of the pipe to a rank of the same host."""
+    return folder / f"messages-{number}"
+
+
+def to_followers(place: Place) -> list[int]:
+    """Return the first rank's descriptors of its connections to the other ranks, in their order; waits for all."""
+    meeting = _meeting(place)
+    if meeting is None:
+        return [os.open(pipe(place.folder, number), os.O_WRONLY) for number in range(1, place.size)]
+    connections: dict[int, int] = {}
+    with socket.create_server((meeting.host, meeting.port), backlog=place.size) as server:
+        while len(connections) < place.size - 1:
+            connection = server.accept()[0]
+            number = _greeting(connection, meeting.secret)
+            if number is None or number in connections or not 0 < number < place.size:
+                connection.close()
+                continue
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connections[number] = connection.detach()
+    return [connections[number] for number in sorted(connections)]
+
+
+def from_leader(place: Place) -> BinaryIO:
+    """Return the connection from the first rank in a rank that follows; waits until the first rank listens."""
+    meeting = _meeting(place)
+    if meeting is None:
+        return pipe(place.folder, place.number).open("rb")
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((meeting.host, meeting.port), timeout=_GREETING_SECONDS)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    connection.sendall(_words(meeting.secret, place.number))
+    connection.settimeout(None)
+    return os.fdopen(connection.detach(), "rb")
+
+
+def _meeting(place: Place) -> Meeting | None:
+    if not _file(place.folder).exists():
+        return None
+    return msgspec.json.decode(untrusted.read_bytes(_file(place.folder)), type=Meeting)
+
+
+def _file(folder: Path) -> Path:
+    return folder / "meeting.json"
+
+
+def _words(secret: str, number: int) -> bytes:
+    return f"{secret} {number:8d}\n".encode()
+
+
+def _greeting(connection: socket.socket, secret: str) -> int | None:
+    """Return the number in a greeting; None for one without the secret, or that does not come in time."""
+    connection.settimeout(_GREETING_SECONDS)
+    length, received = len(_words(secret, 0)), b""
+    try:
+        while len(received) < length and (data := connection.recv(length - len(received))):
+            received += data
+        has_secret = hmac.compare_digest(received[: len(secret)], secret.encode())
+        return int(received[len(secret) :]) if has_secret else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,168 @@
+"""Nodes: the ranks of one training on all nodes of a SLURM job, started on each by torch's elastic launcher.
+
+The worker starts one task of `srun` per node, this module, whose standard input has its instructions. It reports the
+ranks that failed on its standard output. `srun` ends the tasks of all nodes when one of them fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfexp.errors import UserError
+from perfexp.host import scheduler
+from perfexp.host.process import python_command
+from perfexp.ranks import start
+from perfexp.ranks.meeting import Meeting
+from perfexp.records.messages import Events
+
+#: Time between the report of a launcher and its end, in which those of other nodes find out about their own ranks.
+_REPORT_SECONDS = 3.0
+
+
+class Instructions(msgspec.Struct, kw_only=True):
+    """What the launchers of all nodes have to know.
+
+    Attributes:
+        command: command of a rank.
+        folder: folder of the pipes on the first node, to whose worker the first rank sends its events.
+        port: port of the first node at which the launchers meet.
+        messages_port: port of the first node at which the first rank listens.
+    """
+
+    command: list[str]
+    folder: str
+    nodes: int
+    per_host: int
+    run_id: str
+    port: int
+    messages_port: int
+    secret: str
+
+
+def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, emit: Events) -> int:
+    """Start the ranks on all nodes of this job, wait until all have ended, and return the exit code of a worker.
+
+    Raises `UserError` if this process is not in a job of that many nodes, or if the port is in use.
+
+    Args:
+        command: command of a rank; the environment sets its number.
+        port: port of this node at which the ranks connect; None for a free one.
+        emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
+    """
+    scheduler.require_nodes(nodes)
+    if port is not None:
+        start.refuse_busy(port, "")
+    free_port, messages_port = _free_ports()
+    outcome, failures = start.Outcome(emit), dict[int, start.Ended]()
+    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name, start.Relay(Path(name), outcome.take):
+        instructions = Instructions(
+            command=list(command),
+            folder=name,
+            nodes=nodes,
+            per_host=per_host,
+            run_id=uuid.uuid4().hex,
+            port=port or free_port,
+            messages_port=messages_port,
+            secret=secrets.token_hex(16),
+        )
+        code = _start(instructions, outcome, failures)
+    if code and not failures and outcome.exit_code is None:
+        emit("failed", message=f"srun ended with code {code}; see run.log", status="killed")
+        return 1
+    return start.report(failures, outcome, nodes * per_host, emit)
+
+
+def _start(instructions: Instructions, outcome: start.Outcome, failures: dict[int, start.Ended]) -> int:
+    """Run a task on each node, take its reports, and return the exit code of srun."""
+    command = [
+        *("srun", f"--nodes={instructions.nodes}", f"--ntasks={instructions.nodes}", "--ntasks-per-node=1"),
+        *("--kill-on-bad-exit=1", "--cpu-bind=none", "--mpi=none"),
+        *python_command("perfexp.ranks.nodes"),
+    ]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    except FileNotFoundError as error:
+        raise UserError("srun is not on the PATH of this job, and gpu.nodes starts a task on each node.") from error
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):  # srun reports why it ended
+            process.stdin.write(msgspec.json.encode(instructions) + b"\n")  # it stays open: a task ends with it
+        for line in process.stdout:
+            with suppress(ValueError, KeyError, TypeError):  # the prolog of a site may write there, too
+                event = json.loads(line)
+                if event["event"] == "ended":
+                    failures[int(event["rank"])] = start.Ended(event["pid"], event["code"], event["node"])
+                elif event["event"] == "rank":
+                    outcome.take(event)
+        return process.wait()
+
+
+def _free_ports() -> tuple[int, int]:
+    """Return two ports of this host that are free now."""
+    with socket.create_server(("", 0)) as first, socket.create_server(("", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def main() -> int:
+    """Be the launcher of a node: start its ranks and report those that fail."""
+    instructions = msgspec.json.decode(sys.stdin.buffer.readline(), type=Instructions)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
+        if node:
+            with start.Relay(Path(name), _print):
+                failures = _launch(instructions, Path(name), node, host)
+        else:  # its ranks send their events to the worker
+            failures = _launch(instructions, Path(instructions.folder), node, host)
+    for rank, end in failures.items():
+        _print({"event": "ended", "rank": rank, "pid": end.pid, "code": end.exitcode, "node": scheduler.node()})
+    if failures:
+        time.sleep(_REPORT_SECONDS)
+    return 1 if failures else 0
+
+
+def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> dict[int, start.Ended]:
+    Meeting(host=host, port=instructions.messages_port, secret=instructions.secret).write(folder)
+    name = f"[{host}]" if ":" in host else host
+    settings = {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{name}:{instructions.port}",
+        "rdzv_configs": {"rank": node},
+        "run_id": instructions.run_id,
+    }
+    return start.launch(
+        instructions.command, folder, per_host=instructions.per_host, settings=settings, nodes=instructions.nodes
+    )
+
+
+def _print(event: dict[str, Any]) -> None:
+    """Write an event as a line: SLURM passes on whole lines of up to 1,024 bytes."""
+    sys.stdout.buffer.write(json.dumps(event, ensure_ascii=False).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_input() -> None:
+    """End this process as SLURM would when the worker, which holds the other end of its input, is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
