@@ -13,8 +13,9 @@ from perfexp.cli.overrides import quoted
 from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
-from perfexp.orchestration.sweep_run import is_measured, key_of, remembered_store
+from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
+from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.sweep_record import Sweep
 

@@ -14,7 +14,7 @@ from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, lifeline
 from perfexp.host.scheduler import job_id
-from perfexp.orchestration.sweep_run import key_of
+from perfexp.plan.override_keys import key_of
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import SweepMembership, read_points

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +16,8 @@ from perfexp.cluster import job_report, job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
-from perfexp.orchestration.sweep_run import key_of, measures_the_same
 from perfexp.plan import plan_file
+from perfexp.plan.override_keys import key_of, measures_the_same
 from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
@@ -117,17 +116,17 @@ class _Group:
 def _run(folder: Path) -> Run:
     paths = RunPaths(folder)
     running = paths.in_use()  # first: a run that ends now has left its results
-    plan = plan_file.read(paths.plan)
+    record = Record.load(paths.record) if paths.record.exists() else None  # one that `show` cannot read is not done
+    # YAML takes a hundred times as long to read as a record, whose plan is that of the folder once all has ended
+    plan = plan_file.read(paths.plan) if record is None or running else record.plan
     results = run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
     expected = Expected.load(paths.expected)
-    if paths.record.exists():
-        record = Record.load(paths.record)  # a record that `show` cannot read is not done
-        if expected is None:  # an older version measured it
-            profiler = plan.get("profiler")
-            is_profiled = isinstance(profiler, dict) and profiler.get("name", "none") != "none"
-            keys = [point.key for point in record.points if is_profiled or not is_profile(point.key)]
-            expected = Expected(keys=keys)
-    is_empty = not (results or running or paths.record.exists())
+    if record is not None and expected is None:  # an older version measured it
+        profiler = plan.get("profiler")
+        is_profiled = isinstance(profiler, dict) and profiler.get("name", "none") != "none"
+        keys = [point.key for point in record.points if is_profiled or not is_profile(point.key)]
+        expected = Expected(keys=keys)
+    is_empty = not (results or running or record)
     return Run(
         folder=folder,
         plan=plan,
@@ -321,7 +320,7 @@ def _pending(job: Sequence[str], begun: _Begun, folder: Path, refusal: str | Non
     if nearest is None:
         plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
         return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
-    plan = copy.deepcopy(dict(nearest.plan))
+    plan = dict(nearest.plan)  # its nodes are replaced, never changed
     for text in set(job).difference(_command(nearest.plan)):
         key, value = key_of(text), text.partition("=")[2]
         twin = begun.plan_with(text)

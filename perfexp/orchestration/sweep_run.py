@@ -17,7 +17,8 @@ from perfexp.host import credentials, interrupts
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.host.files import write_atomically
 from perfexp.orchestration.preparation import Assignment
-from perfexp.plan import config, naming, plan_file
+from perfexp.plan import config, naming
+from perfexp.plan.override_keys import measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -232,20 +233,3 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
         return {}
     texts = {f"tracking.{name}": str(text) for name, text in store.items()}
     return {key: text for key, text in texts.items() if key not in typed and not credentials.is_masked(text)}
-
-
-def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two commands differ only in the place and appearance of output."""
-    return sorted(filter(is_measured, first)) == sorted(filter(is_measured, second))
-
-
-def is_measured(argument: str) -> bool:
-    """Whether an override changes the measurement, and not only its launcher, and place and appearance of output."""
-    if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
-        return False
-    return key_of(argument).split(".")[0] not in plan_file.NOT_MEASURED
-
-
-def key_of(argument: str) -> str:
-    """Return the key of an override, without `+` and `~`."""
-    return argument.lstrip("+~").partition("=")[0]

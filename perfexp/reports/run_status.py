@@ -168,17 +168,18 @@ class Pace:
     """Time per timed point: measured in the same run, limited by its settings, or measured in other runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._seconds: dict[tuple[Subject, str] | None, list[float]] = {}
+        seconds: dict[tuple[Subject, str] | None, list[float]] = {}
         for run in runs:
             for kind in (None, (run.about, run.gpu)):
-                self._seconds.setdefault(kind, []).extend(measured_seconds(run.results.values()))
+                seconds.setdefault(kind, []).extend(measured_seconds(run.results.values()))
+        self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
     def seconds_left(self, run: Run, left: Collection[Key]) -> float | None:
         """Estimate the time of points without a result; None if it is unknown."""
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
             run.point_seconds,
-            *(median_seconds(self._seconds.get(kind, [])) for kind in ((run.about, run.gpu), None)),
+            *(self._medians.get(kind) for kind in ((run.about, run.gpu), None)),
         )
         return seconds_left(left, next((seconds for seconds in candidates if seconds is not None), None))
 

@@ -1,0 +1,24 @@
+"""Override keys: the keys of overrides as typed, and which of them concern the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.plan.plan_file import NOT_MEASURED
+
+
+def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether two commands differ only in the place and appearance of output."""
+    return sorted(filter(is_measured, first)) == sorted(filter(is_measured, second))
+
+
+def is_measured(argument: str) -> bool:
+    """Whether an override changes the measurement, and not only its launcher, and place and appearance of output."""
+    if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
+        return False
+    return key_of(argument).split(".")[0] not in NOT_MEASURED
+
+
+def key_of(argument: str) -> str:
+    """Return the key of an override, without `+` and `~`."""
+    return argument.lstrip("+~").partition("=")[0]
