@@ -26,8 +26,9 @@ from perfexp.host import interrupts
 from perfexp.main import refuse_links
 from perfexp.orchestration.ab_run import AbRun
 from perfexp.orchestration.preparation import Assignment, with_processes
-from perfexp.orchestration.sweep_run import SweepRun, key_of
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file
+from perfexp.plan.override_keys import key_of
 from perfexp.records.paths import RunPaths
 from perfexp.reports.console import Console
 from perfexp.statistics import sequential
