@@ -122,8 +122,9 @@ def _check_ranks(plan: config.Plan) -> None:
             raise UserError("probes.scaling=true compares several devices with one: set gpu.count=N.")
         return
     port = plan.gpu.get("port")
-    if port is not None and not 0 < port < 65536:
-        raise UserError(f"gpu.port={port}: set a port from 1 to 65535, or leave it out for a free one.")
+    most = 65535 if plan.nodes == 1 else 65534  # several nodes use the next one, too
+    if port is not None and not 0 < port <= most:
+        raise UserError(f"gpu.port={port}: set a port from 1 to {most}, or leave it out for a free one.")
     for is_set, setting, remedy in (
         (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
         (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),

@@ -62,13 +62,13 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
 
     Args:
         command: command of a rank; the environment sets its number.
-        port: port of this node at which the ranks connect; None for a free one.
+        port: first of two ports of this node at which the ranks connect; None for free ones.
         emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
     """
     scheduler.require_nodes(nodes)
-    if port is not None:
-        start.refuse_busy(port, "")
-    free_port, messages_port = _free_ports()
+    ports = _free_ports() if port is None else (port, port + 1)
+    for number in ports if port is not None else ():
+        start.refuse_busy(number, "")
     outcome, failures = start.Outcome(emit), dict[int, start.Ended]()
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name, start.Relay(Path(name), outcome.take):
         instructions = Instructions(
@@ -77,8 +77,8 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
             nodes=nodes,
             per_host=per_host,
             run_id=uuid.uuid4().hex,
-            port=port or free_port,
-            messages_port=messages_port,
+            port=ports[0],
+            messages_port=ports[1],
             secret=secrets.token_hex(16),
         )
         code = _start(instructions, outcome, failures)
