@@ -103,7 +103,8 @@ def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile |
     """Whether a device is one that the plan would use; gpu=auto may be any."""
     kind = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
     is_product = file is None or file.is_of(device.product)
-    return device.ranks == plan.ranks and kind in ("auto", device.kind) and is_product
+    is_alike = (device.ranks, device.nodes) == (plan.ranks, plan.nodes)
+    return is_alike and kind in ("auto", device.kind) and is_product
 
 
 def _installed() -> dict[str, str]:

@@ -42,22 +42,25 @@ class MeasuredDevice:
         kind: `cuda`, `cpu`, `fake`, …; empty if it is not known.
         product: name of one device.
         ranks: number of processes that measured together, each with a device.
+        nodes: number of hosts of these processes.
     """
 
     kind: str
     product: str
     ranks: int
+    nodes: int
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> MeasuredDevice:
         """Return the device of a record's environment."""
         device, ranks = environment.get("device"), environment.get("ranks")
         facts = device if isinstance(device, Mapping) else {}
-        devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
+        devices, hosts = (ranks.get(name) if isinstance(ranks, Mapping) else None for name in ("devices", "hosts"))
         return cls(
             kind=str(facts.get("kind") or ""),
             product=str(facts.get("name") or ""),
             ranks=len(devices) if isinstance(devices, list) and devices else 1,
+            nodes=len(hosts) if isinstance(hosts, list) and hosts else 1,
         )
 
 

@@ -44,7 +44,8 @@ class MemoryTrace:
         for is_set, setting in (
             (plan.execution.compile, f"execution.compile={plan.execution.compile}"),
             (plan.execution.cuda_graph, "execution.cuda_graph=true"),
-            (plan.ranks > 1, f"gpu.count={plan.ranks}"),
+            (plan.devices > 1, f"gpu.count={plan.devices}"),
+            (plan.nodes > 1, f"gpu.nodes={plan.nodes}"),
         ):
             if is_set:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
