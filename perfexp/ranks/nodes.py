@@ -82,7 +82,8 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
             secret=secrets.token_hex(16),
         )
         code = _start(instructions, outcome, failures)
-    if code and not failures and outcome.exit_code is None:
+    is_unexplained = all(end.exitcode == start.RANK_LOST for end in failures.values()) and not outcome.rank_error
+    if code and is_unexplained and outcome.exit_code is None:
         emit("failed", message=f"srun ended with code {code}; see run.log", status="killed")
         return 1
     return start.report(failures, outcome, nodes * per_host, emit)

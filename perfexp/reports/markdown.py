@@ -138,6 +138,9 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     ranks = environment.get("ranks")
     if isinstance(ranks, Mapping):
         facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
+        if isinstance(hosts := ranks.get("hosts"), list):
+            names = (host.get("node") or host.get("host") for host in hosts if isinstance(host, Mapping))
+            facts["nodes"] = ", ".join(map(str, names))
     for name in ("os", "kernel", "container", "host", "python"):
         facts[name] = environment.get(name)
     if isinstance(git, Mapping) and git.get("commit"):

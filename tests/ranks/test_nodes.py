@@ -1,12 +1,13 @@
 """Nodes: ranks on two nodes by a stand-in for srun, which starts the tasks of both here."""
 
+import json
 import sys
 
 import pytest
 
 from perfexp.errors import UserError
 from perfexp.host import scheduler
-from perfexp.ranks import nodes
+from perfexp.ranks import nodes, start
 
 #: Starts each task with its node's variables and the first line of its input, and ends all when one fails.
 SRUN = """#!{python}
@@ -78,11 +79,11 @@ def test_ranks_of_two_nodes_meet_and_one_that_is_killed_is_named_with_its_node(j
     assert " on node1) was terminated by SIGKILL" in failed["message"]
 
 
-def test_an_srun_that_starts_nothing_is_reported(job):
-    job.write_text("#!/bin/sh\nexit 5\n")
+@pytest.mark.parametrize("rank", [None, {"event": "ended", "rank": 0, "pid": 1, "code": start.RANK_LOST, "node": "a"}])
+def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
+    job.write_text(f"#!/bin/sh\necho '{json.dumps(rank)}'\nexit 5\n")
     job.chmod(0o755)
     assert run("") == (1, [{"event": "failed", "message": "srun ended with code 5; see run.log", "status": "killed"}])
-    job.unlink()
 
 
 @pytest.mark.parametrize(
