@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -123,7 +122,8 @@ def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) 
     entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
     queue, unreachable = queued or listed()
     jobs = {job.job: job for job in queue.jobs.values() if job.name == name}
-    ended = {run: _head(path / "record.json", sweep.uid, run) for run, path in _folders(sweep, folder).items()}
+    children = sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job)
+    ended = {child.job: _head(path / "record.json", sweep.uid, child.job) for child, path in children}
     unknown = [
         entry.job
         for run, entry in entries.items()
@@ -132,7 +132,7 @@ def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) 
     if unknown and not unreachable:
         jobs |= slurm.accounted(unknown, name)
     result = []
-    for child, path in sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job):
+    for child, path in children:
         entry = entries.get(child.job)
         job = jobs.get(entry.job) if entry else None
         if job is not None and job.state == "COMPLETED" and ended.get(child.job) is None:
@@ -151,10 +151,6 @@ def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) 
             )
         )
     return result
-
-
-def _folders(sweep: Sweep, folder: Path) -> Mapping[int, Path]:
-    return {child.job: path for child, path in run_folders(sweep, folder)}
 
 
 def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
