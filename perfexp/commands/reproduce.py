@@ -190,7 +190,8 @@ def _settle(
 def _default_processes(record: Record) -> int | None:
     """Fresh processes of a small run; None leaves the number of the plan, as for whole trainings and several ranks."""
     timed = [point.key for point in record.points if point.key.is_timed and point.status is Status.OK]
-    is_long = record.plan.get("epochs") or environment.fact_at(record.plan, "gpu.count") not in (None, 1)
+    has_ranks = any(environment.fact_at(record.plan, f"gpu.{name}") not in (None, 1) for name in ("count", "nodes"))
+    is_long = record.plan.get("epochs") or has_ranks
     if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
         return None
     return max(_PROCESSES, len({key.replicate for key in timed}))
