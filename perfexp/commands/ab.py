@@ -131,9 +131,10 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
     """Raise UserError unless both variants measure the same points, which may differ in precision."""
-    points = [
-        {(key.phase, key.input_size, key.batch_size) for key in config.typed(plain).timed_keys()} for plain in plains
-    ]
+    plans = [config.typed(plain) for plain in plains]
+    if any(plan.seeks_batch for plan in plans):
+        raise UserError("batch_size=max may find another batch for A than for B: set batch_size=N.")
+    points = [{(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()} for plan in plans]
     if points[0] != points[1]:
         raise UserError("A and B measure different points: give both the same mode, input_size and batch_size.")
 

@@ -11,7 +11,7 @@ from perfexp.host import untrusted
 from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
+from perfexp.records.record import LARGEST, Key, Point, Status, points_from_lines, read_points
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import measured_seconds
 from perfexp.summaries.wording import median_text
@@ -53,18 +53,24 @@ class ProgressRelay:
                 self._follow(training)
         if "key" not in event:
             return
-        key, point = msgspec.convert(event["key"], Key), None
+        own, point = msgspec.convert(event["key"], Key), None
+        key = self._planned(own)
         if event["event"] == "done":
-            point = self._last(key)
+            point = self._last(own)
             self._left.discard(key)
             self._seconds += measured_seconds([point] if point else [])
             self._estimate()
         if key not in self._keys:
-            self._progress.block(str(key))
+            self._progress.block(str(own))
         elif event["event"] == "point":
-            self._progress.point(self._keys.index(key), str(key))
+            self._progress.point(self._keys.index(key), str(own))
         elif event["event"] == "done":
             self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
+
+    def _planned(self, key: Key) -> Key:
+        """The key under which a point was planned: its batch may have been found since."""
+        unknown = msgspec.structs.replace(key, batch_size=LARGEST)
+        return unknown if key not in self._keys and unknown in self._keys else key
 
     def _last(self, key: Key) -> Point | None:
         points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])
