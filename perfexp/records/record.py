@@ -187,6 +187,11 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metrics: list[Metric] = []
 
     @property
+    def total_seconds(self) -> float:
+        """Duration of the pass with its evaluation and its checkpoints."""
+        return self.seconds + self.evaluation_seconds + self.checkpoint_seconds
+
+    @property
     def figures(self) -> dict[str, float | None]:
         """All figures by name, those of custom metrics as `custom/NAME`."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("number", "metrics")}
