@@ -240,20 +240,30 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         timeout_seconds=plan.timeout_seconds,
     )
     if (plan.is_sparse or plan.shrinks or plan.seeks_batch) and job.profiler.times:
-        job.choose = partial(_chosen, plan)
+        job.choose = _choice(plan, paths)
     _add_earlier_results(job)
     job.extend()
     return job
 
 
-def _chosen(plan: config.Plan, results: Sequence[Point]) -> supervisor.Chosen:
-    return supervisor.Chosen(
-        timed=plan.timed_keys(results),
-        layers=plan.layer_keys(results),
-        first_predictions=plan.first_prediction_keys(results),
-        profiles=plan.profile_keys(results),
-        trials=plan.trial_keys(results),
-    )
+def _choice(plan: config.Plan, paths: RunPaths) -> Callable[[Sequence[Point]], supervisor.Chosen]:
+    expected = plan.timed_keys()
+
+    def choose(results: Sequence[Point]) -> supervisor.Chosen:
+        nonlocal expected
+        timed = plan.timed_keys(results)
+        if plan.seeks_batch and timed != expected:  # `perfexp status` counts the batch that was found
+            write_expected(paths, plan, results)
+            expected = timed
+        return supervisor.Chosen(
+            timed=timed,
+            layers=plan.layer_keys(results),
+            first_predictions=plan.first_prediction_keys(results),
+            profiles=plan.profile_keys(results),
+            trials=plan.trial_keys(results),
+        )
+
+    return choose
 
 
 def _is_refusal(error: BaseException | None) -> bool:
