@@ -185,6 +185,8 @@ def test_the_batches_of_a_record_are_measured_again(make_record):
     assert _found_batches(make_record(batches=(24,), plan=plan)) == ["mode.inference.batch_size=[24]", "batch_size=1"]
     plan["mode"]["inference"]["batch_size"] = 3
     assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
+    plan["mode"] |= {"train._target_=os.system": {"batch_size": "max"}}
+    assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
     plan["mode"]["inference"]["batch_size"] = ["max"]
     with pytest.raises(UserError, match="Each size"):
         _found_batches(make_record(sizes=(64, 96), plan=plan))

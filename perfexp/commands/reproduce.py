@@ -35,7 +35,7 @@ from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record, Status
+from perfexp.records.record import TIMED, Record, Status
 from perfexp.sweep import seeks_batch
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
@@ -191,11 +191,11 @@ def _settle(
 
 def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     """Overrides with the batches that a search has found, but for keys given now: there is no other search."""
-    shared, mode, overrides = record.plan.get("batch_size"), record.plan.get("mode"), []
-    for phase, node in mode.items() if isinstance(mode, Mapping) else ():
-        own = node.get("batch_size") if isinstance(node, Mapping) else None
-        key = f"mode.{phase}.batch_size"
-        if not isinstance(node, Mapping) or key in given or not seeks_batch(shared if own is None else own):
+    shared, overrides = record.plan.get("batch_size"), []
+    for phase in TIMED:  # names of a record may not choose keys
+        key, own = f"mode.{phase}.batch_size", environment.fact_at(record.plan, f"mode.{phase}.batch_size")
+        is_measured = environment.fact_at(record.plan, f"mode.{phase}") is not None
+        if not is_measured or key in given or not seeks_batch(shared if own is None else own):
             continue
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:

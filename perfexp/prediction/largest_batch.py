@@ -131,17 +131,13 @@ class _Search:
         timed = [one for one in results if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)]
         before = timed[0].facts[TRIALS] if timed else []
         self._measured = [one.key.batch_size for one in timed if one.status is not Status.OOM]
-        self.facts = [_fact(one) for one in tried] or [one for one in before if isinstance(one, dict)]
+        self.facts = [_fact(one) for one in tried] or list(filter(_is_fact, before))
         self.facts += [_fact(one) for one in timed if one.status is Status.OOM and not one.key.replicate]
         self._capacity = next((one.facts.get("capacity_bytes") for one in tried), None)
 
     @cached_property
     def _trials(self) -> list[Trial]:
-        return [
-            Trial(batch, fact.get("status") == Status.OK, fact.get("used_bytes"))
-            for fact in self.facts
-            if isinstance(batch := fact.get("batch_size"), int)
-        ]
+        return [Trial(one["batch_size"], one["status"] == Status.OK, one.get("used_bytes")) for one in self.facts]
 
     @property
     def upcoming(self) -> int | None:
@@ -155,6 +151,10 @@ class _Search:
         if self._measured:
             return self._measured[0]
         return LARGEST if self.upcoming is not None else bracket(self._trials)[0] or 1
+
+
+def _is_fact(one: object) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("batch_size"), int) and isinstance(one.get("status"), str)
 
 
 def _fact(point: Point) -> dict[str, Any]:
