@@ -58,7 +58,7 @@ def test_without_used_bytes_the_batch_doubles_and_is_bisected():
 
 def test_where_not_even_one_sample_fits_the_search_ends():
     assert search(0.5, start=1) == [Trial(1, False)]
-    assert [trial.batch_size for trial in search(0.5, start=300)] == [300, 150, 1]
+    assert [trial.batch_size for trial in search(0.5, start=300)] == [300, 150, 2, 1]
 
 
 def point(batch, status=Status.OK, *, of_trial=True, replicate=0, **facts):
@@ -117,7 +117,7 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
     assert (code, record.status) == (0, Status.OK)
     assert batches(record) == {"train": 1, "inference": 2}
     [train] = [one for one in record.points if one.key.phase == "train"]
-    assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [(1, "ok"), (2, "oom")]
+    assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [(2, "oom"), (1, "ok")]
     assert train.metric("largest_batch/too_large").value == 2
     assert train.metric("largest_batch/trials_count").value == len(train.facts[TRIALS])
     assert "train 1 batch 2 fp32: oom" in printed

@@ -14,6 +14,8 @@ from perfexp.sweep import MOST_SAMPLES
 
 #: Limit on the fresh processes of one search.
 MOST_TRIALS = 8
+#: Batch that is tried first where nothing is known: some models do not train on one sample.
+SMALLEST = 2
 #: Trials within this distance of the edge, relative to it, double the next step.
 _NEAR = 0.1
 #: First step down from a batch that does not fit, relative to it.
@@ -50,7 +52,7 @@ def next_batch(
     if not trials:
         return start
     if not fits:
-        return max(fails // 2, 1) if len(trials) == 1 else 1
+        return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
     is_bounded = fails <= MOST_SAMPLES
     lowest = fits + _step(trials, fits)
     highest = fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails) if is_bounded else MOST_SAMPLES

@@ -9,7 +9,7 @@ import msgspec
 
 from perfexp.errors import Unsupported, UserError
 from perfexp.plan import config
-from perfexp.prediction.largest_batch import TRIALS, Trial, bracket
+from perfexp.prediction.largest_batch import SMALLEST, TRIALS, Trial, bracket
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
@@ -34,6 +34,7 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
     if key.batch_size == LARGEST:
         emit("block", text="tracing the memory for the first batch to try")
         key = msgspec.structs.replace(key, batch_size=_traced(plan, key, int(capacity)))
+    procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
     emit.point(trial_key(key))
     point = try_calls(procedure, key)
     point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
@@ -43,13 +44,13 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
 
 
 def _traced(plan: config.Plan, key: Key, capacity_bytes: int) -> int:
-    """Return the largest batch whose traced peak fits, which saves trials; 1 for a model that is not traced."""
+    """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
     from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins, which later trials do without
 
     try:
-        return MemoryTrace(plan).largest_batch(msgspec.structs.replace(key, batch_size=1), capacity_bytes) or 1
+        return MemoryTrace(plan).largest_batch(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
     except (UserError, Unsupported):
-        return 1
+        return SMALLEST
 
 
 def _outcome(point: Point) -> str:
