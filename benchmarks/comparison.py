@@ -1,13 +1,15 @@
 """What the verdicts of `perfexp compare` are worth on synthetic records whose truth is known.
 
-    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100] [--records=1000] [--only ab]
+    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100] [--records=1000] [--only ab|ab-sweeps]
 
 Each side is a run of eight processes with 30 calls each. For each scenario: the share of pairs with each verdict, the
 share of ratios whose 95 % interval holds the truth, and the median half-width. For sweeps of 100 points, of which ten
 truly differ by more than the margin: the mean share of false verdicts among all FASTER and SLOWER ones. Seeds are
 fixed. Then the same for `perfexp ab`, which measures pairs of processes until there is a verdict: the shares, and the
-median and the greatest number of processes of each side. At the end, the time of a comparison of two sweeps with that
-many records of ten points together.
+median and the greatest number of processes of each side. Then `perfexp ab` of several points, which ends when all of
+them have a verdict: the mean shares of false verdicts among all FASTER and SLOWER ones, at the end and at the look
+where it is the greatest, and among all SAME ones. At the end, the time of a comparison of two sweeps with that many
+records of ten points together.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.commands import sides
-from perfexp.comparison import measures
+from perfexp.comparison import judging, measures
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
 from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.statistics import blockwise, sequential
+from perfexp.statistics import blockwise, ratios, sequential
 from perfexp.statistics.estimators import Interval, Samples
+from perfexp.statistics.ratios import Repeats
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -102,6 +105,47 @@ TOGETHER = {
     "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
     "identical, 0.5 %, margin 0.001 %": Scenario(margin=1e-5),
     "the same, without alpha spending": Scenario(margin=1e-5, level=0.05),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Points that `perfexp ab` measures in the same processes until all of them are decided.
+
+    Attributes:
+        changed: points that are 3 % faster.
+        ratio: true ratio of the others.
+        shared: standard deviation of a process that all its points have in common, of log seconds.
+        sd: standard deviation between processes of each point by itself.
+        level: level of each look; None for that of `perfexp ab`.
+    """
+
+    points: int = 20
+    changed: int = 0
+    ratio: float = 1.0
+    shared: float = 0.0
+    sd: float = 0.005
+    margin: float = MARGIN
+    level: float | None = None
+
+    def ratios(self) -> list[float]:
+        """The true ratio of each point."""
+        return [CHANGE] * self.changed + [self.ratio] * (self.points - self.changed)
+
+
+#: Without a margin, or with a true ratio at the margin, false verdicts are the most probable.
+SWEEPS = {
+    "10 points, identical": Together(points=10),
+    "20 points, identical": Together(),
+    "20 points, identical, sd shared by all": Together(shared=0.005, sd=0.002),
+    "20 points, 5 faster": Together(changed=5),
+    "20 points, 5 faster, 15 slower by the margin": Together(changed=5, ratio=1 + MARGIN),
+    "10 points, identical, margin 0.001 %": Together(points=10, margin=1e-5),
+    "20 points, identical, margin 0.001 %": Together(margin=1e-5),
+    "20 points, 5 faster, margin 0.001 %": Together(changed=5, margin=1e-5),
+    "20 points, 15 faster, margin 0.001 %": Together(changed=15, margin=1e-5),
+    "20 points, 5 faster, margin 0.001 %, sd shared by all": Together(changed=5, margin=1e-5, shared=0.005, sd=0.002),
+    "20 points, identical, margin 0.001 %, each look at 5 %": Together(margin=1e-5, level=0.05),
 }
 
 
@@ -192,6 +236,45 @@ def in_turn(scenario: Scenario, seed: int) -> Compared:
     return found
 
 
+def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, int]:
+    """Processes of two sweeps in turn until all points are decided, by the verdicts' own function.
+
+    Returns:
+        The false share of the FASTER and SLOWER verdicts at the end and at the worst look, that of the SAME ones, the
+        share of the points that differ by more than the margin which are named, and the number of processes.
+    """
+    rng, truth = np.random.default_rng([seed, of.points]), np.array(of.ratios())
+    common = of.shared * rng.standard_normal((2, 1, sequential.MOST))
+    values = np.exp(common + of.sd * rng.standard_normal((2, of.points, sequential.MOST)))
+    values[1] *= truth[:, None]
+    settings, false = Settings(margin=of.margin), [0.0]
+    beyond, at_least = (np.abs(np.log(truth)) > math.log1p(of.margin) + shift for shift in (1e-12, -1e-12))
+    for processes in range(sequential.LEAST, sequential.MOST + 1):
+        level = of.level or sequential.level(processes)
+        both = [[Repeats(values=tuple(row)) for row in side[:, :processes].tolist()] for side in values]
+        drafts = [draft(one, other, level) for one, other in zip(*both, strict=True)]
+        words = np.array(judging._verdicts(drafts, settings))
+        differs, same = np.isin(words, (Verdict.BETTER, Verdict.WORSE)), words == Verdict.SAME
+        false.append(float((differs & ~beyond).sum() / max(differs.sum(), 1)))
+        if Verdict.UNDECIDED not in words:
+            break
+    return (
+        false[-1],
+        max(false),
+        float((same & at_least).sum() / max(same.sum(), 1)),
+        float((differs & beyond).sum() / max(beyond.sum(), 1)),
+        processes,
+    )
+
+
+def draft(baseline: Repeats, other: Repeats, level: float) -> judging._Draft:
+    """A figure of `device` before its verdict."""
+    ratio, points = ratios.log_ratio(other, baseline), (None, None)
+    return judging._Draft(
+        side="B", measure="device", points=points, figures=(baseline, other), ratio=ratio, confounders=(), level=level
+    )
+
+
 def sweep(seed: int) -> tuple[float, float]:
     """False share of the FASTER and SLOWER verdicts of a sweep, and the share of its true differences that they name.
 
@@ -269,8 +352,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=100)
     parser.add_argument("--records", type=int, default=1000)
-    parser.add_argument("--only", choices=["ab"], help="Simulate `perfexp ab` alone.")
+    parser.add_argument("--only", choices=["ab", "ab-sweeps"], help="Simulate `perfexp ab` alone.")
     arguments = parser.parse_args()
+    if arguments.only == "ab-sweeps":
+        _simulate_sweeps_in_turn(arguments.sweeps)
+        return
     if not arguments.only:
         _simulate_runs(arguments)
     print("\n| ab | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median processes | most |")
@@ -279,6 +365,7 @@ def main() -> None:
         shares = Shares.of(scenario, arguments.pairs, in_turn)
         print(f"| {name} | {shares.line} | {shares.processes[0]:g} | {shares.processes[1]} |", flush=True)
     if not arguments.only:
+        _simulate_sweeps_in_turn(arguments.sweeps)
         each = seconds(arguments.records) / arguments.records
         print(f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points")
 
@@ -292,6 +379,18 @@ def _simulate_runs(arguments: argparse.Namespace) -> None:
     false, named = np.mean([sweep(seed) for seed in range(arguments.sweeps)], axis=0)
     print(f"\n{arguments.sweeps} sweeps of {POINTS} points: {false:.1%} of the FASTER and SLOWER verdicts are false,")
     print(f"and {named:.1%} of the points that truly differ have one")
+
+
+def _simulate_sweeps_in_turn(sweeps: int) -> None:
+    print(
+        f"\n| {sweeps} sweeps by ab | false of FASTER and SLOWER | ± | at the worst look | ± | false of SAME | named |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name, scenario in SWEEPS.items():
+        every = np.array([sweep_in_turn(scenario, seed) for seed in range(sweeps)])
+        (end, worst, same, named, _), errors = every.mean(axis=0), 1.96 * every.std(axis=0) / math.sqrt(sweeps)
+        cells = f"{end:.1%} | ±{errors[0]:.1%} | {worst:.1%} | ±{errors[1]:.1%} | {same:.1%} | {named:.1%}"
+        print(f"| {name} ({np.median(every[:, 4]):g} processes) | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.records.record import Key, Status
+from perfexp.records.record import LARGEST, Key, Status
 from perfexp.records.record import Point as Measured
 
 Size = tuple[int, int]
@@ -24,7 +24,9 @@ MOST_POINTS = 100_000
 #: Points that further processes measure by default.
 _ANCHORS = 3
 #: Limits far beyond any device's memory, within which pixels and bytes still are 64-bit numbers.
-_MOST_PIXELS, _MOST_SAMPLES = 100_000, 10_000_000
+_MOST_PIXELS, MOST_SAMPLES = 100_000, 10_000_000
+#: Name of the largest batch that fits in a configuration.
+_MAX = "max"
 
 
 class Oom(StrEnum):
@@ -194,8 +196,13 @@ def parse_sizes(value: object) -> list[Size]:
 
 
 def parse_batch_sizes(value: object) -> list[int]:
-    """Parse `batch_size`: a positive integer, a list of them, or None; raises UserError."""
+    """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list of them, or None; raises UserError."""
     return [] if value is None else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
+
+
+def seeks_batch(value: object) -> bool:
+    """Whether a `batch_size` of a configuration has the largest batch that fits."""
+    return _MAX in (value if isinstance(value, list) else [value])
 
 
 def _items(value: object) -> list[object]:
@@ -205,10 +212,14 @@ def _items(value: object) -> list[object]:
 
 
 def _parse_batch_size(item: object) -> int:
+    if item == _MAX:
+        return LARGEST
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
-        raise UserError(f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, or a list [1,2,4].")
-    if item > _MOST_SAMPLES:
-        raise UserError(f"batch_size={_short(item)}: at most {_MOST_SAMPLES:,} samples a call.")
+        raise UserError(
+            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list [1,2,4], or max."
+        )
+    if item > MOST_SAMPLES:
+        raise UserError(f"batch_size={_short(item)}: at most {MOST_SAMPLES:,} samples a call.")
     return item
 
 
@@ -258,5 +269,5 @@ def _unique(items: list[_T], name: str) -> list[_T]:
         raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]
     if doubled:
-        raise UserError(f"{name} has {doubled[0]} twice; replicate=2 measures everything twice.")
+        raise UserError(f"{name} has {doubled[0] or _MAX} twice; replicate=2 measures everything twice.")
     return items

@@ -233,3 +233,10 @@ def test_a_dry_run_names_the_scope(run):
     assert code == 0
     assert "6 points" in printed
     assert "then up to 12 of 100 points by their results, the others predicted" in printed
+
+
+def test_the_scope_counts_the_batch_sizes_of_each_phase():
+    mode = ["mode=train_inference", "mode.train.batch_size=[1,2,4,8]", "mode.inference.batch_size=[1,2]"]
+    sweep = ["sweep=sparse", "sweep.measured=5", "input_size=[64,96]"]
+    plan = config.typed(compose(["model=fake", "gpu=fake", "tracking=none", *mode, *sweep]))
+    assert plan.scope == "; then up to 9 of 12 points by their results, the others predicted"

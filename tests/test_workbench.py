@@ -77,7 +77,7 @@ def plan():
         model={"_target_": "perfexp.models.fake.FakeModel"},
         device_lock=config.DeviceLock.fail,
         host_sharing=config.HostSharing.none,
-        first_prediction_keys=lambda: [key],
+        first_prediction_keys=lambda _: [key],
     )
 
 
@@ -218,7 +218,7 @@ def test_a_profile_takes_part_in_the_turns_of_the_host(monkeypatch, tmp_path):
             yield None
 
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
-    plan = SimpleNamespace(profile_keys=lambda: [key], profiler={"_target_": "types.SimpleNamespace", "name": "x"})
+    plan = SimpleNamespace(profile_keys=lambda _: [key], profiler={"_target_": "types.SimpleNamespace", "name": "x"})
     monkeypatch.setattr(entry, "Workbench", Bench)
     monkeypatch.setattr("perfexp.profilers.passing.look", lambda *_: {})
     entry.profile(plan, RunPaths(tmp_path), 0, Events(None))

@@ -60,7 +60,8 @@ def ab(
 
     After each pair of processes, from the third on, the runs are compared as `perfexp compare DIR` does. The levels
     of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
-    the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues.
+    the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues, with
+    the same --margin, --fdr, --metric and --allow: choosing them by the results would void the levels.
     """
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
@@ -69,7 +70,8 @@ def ab(
     plains = [compose(_arguments(overrides, own)) for own in variants]
     _refuse_other_points(plains)
     root = Path(plains[0]["output_dir"] or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-ab")
-    command = ["ab", *map(shlex.join, variants), *(text for text in overrides if key_of(text) != "output_dir")]
+    common_words = [text for text in overrides if key_of(text) != "output_dir"]
+    command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
     axes = dict.fromkeys(key_of(text) for own in variants for text in own)
     sweep_run = SweepRun(folder=root, command=command, axes=list(axes), jobs=len(plains), console=console)
@@ -88,6 +90,15 @@ def ab(
             console.error(f"Interrupted. Finished points are on disk; to continue: {again}")
             code = _INTERRUPTED
     raise typer.Exit(code)
+
+
+def _rule(settings: Settings, metric: str | None) -> list[str]:
+    """The options by which it is decided, where they are not the default; they are part of the folder's command."""
+    usual = Settings()
+    percentages = {"--margin": (settings.margin, usual.margin), "--fdr": (settings.fdr, usual.fdr)}
+    words = [f"{name}={100 * value:.12g}%" for name, (value, default) in percentages.items() if value != default]
+    lists = {"--metric": settings.measures if metric else (), "--allow": settings.allowed}
+    return [*words, *(f"{name}={','.join(sorted(values))}" for name, values in lists.items() if values)]
 
 
 def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment]) -> int:
@@ -132,9 +143,10 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
     """Raise UserError unless both variants measure the same points, which may differ in precision."""
-    points = [
-        {(key.phase, key.input_size, key.batch_size) for key in config.typed(plain).timed_keys()} for plain in plains
-    ]
+    plans = [config.typed(plain) for plain in plains]
+    if any(plan.seeks_batch for plan in plans):
+        raise UserError("batch_size=max may find another batch for A than for B: set batch_size=N.")
+    points = [{(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()} for plan in plans]
     if points[0] != points[1]:
         raise UserError("A and B measure different points: give both the same mode, input_size and batch_size.")
 

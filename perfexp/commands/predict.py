@@ -69,6 +69,8 @@ def predict(
         raise UserError(f"--corpus {missing[0]} is not a folder.")
     plain = compose([*([f"--config-dir={config_dir}"] if config_dir else []), *words])
     plan = config.typed(plain)
+    if plan.seeks_batch:
+        raise UserError("perfexp predict prints the largest batch that fits: set batch_size=1 instead of max.")
     answers = _looked_up(plan, plain, corpus.find_curves(folders))
     traced = _traced(plain) if memory else None
     if as_json:

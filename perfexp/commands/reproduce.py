@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,8 @@ from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record, Status
+from perfexp.records.record import TIMED, Record, Status
+from perfexp.sweep import seeks_batch
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
 _PROCESSES, _FEW_POINTS = 5, 3
@@ -152,7 +153,8 @@ def _settle(
     """Compose the record's command under the rules of `resume`; raises UserError if it has another plan here."""
     given = given_keys(overrides, {"replicate": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
-    typed = [*overrides, *([] if processes is None else [f"replicate={processes}"])]
+    found = [] if "batch_size" in given else _found_batches(record, given)
+    typed = [*overrides, *found, *([] if processes is None else [f"replicate={processes}"])]
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
     repeated, offer = repeated_overrides(record.command, [*flags, *typed], ["reproduce", str(place)])
     arguments = [*flags, *repeated, *typed]
@@ -168,7 +170,7 @@ def _settle(
         ),
         folder=folder,
         plan=record.plan,
-        chosen=(*given, "replicate"),
+        chosen=(*given, "replicate", *(text.partition("=")[0] for text in found)),
         readable=tuple(
             path
             for path in (config_dir, *(Path(value) for key, value in given.items() if key != "output_dir"))
@@ -185,6 +187,22 @@ def _settle(
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
     return again
+
+
+def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
+    """Overrides with the batches that a search has found, but for keys given now: there is no other search."""
+    shared, overrides = record.plan.get("batch_size"), []
+    for phase in TIMED:  # names of a record may not choose keys
+        key, own = f"mode.{phase}.batch_size", environment.fact_at(record.plan, f"mode.{phase}.batch_size")
+        is_measured = environment.fact_at(record.plan, f"mode.{phase}") is not None
+        if not is_measured or key in given or not seeks_batch(shared if own is None else own):
+            continue
+        points = [point.key for point in record.points if point.key.phase == phase]
+        if len({key.input_size for key in points}) > 1:
+            raise UserError("Each size of this record has a largest batch of its own: type batch_size=max or =N.")
+        batches = sorted({key.batch_size for key in points})
+        overrides.append(f"{key}={batches}".replace(" ", ""))
+    return [*overrides, *(["batch_size=1"] if seeks_batch(shared) else [])]
 
 
 def _default_processes(record: Record) -> int | None:

@@ -13,7 +13,7 @@ from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record, read_points
+from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
@@ -57,7 +57,7 @@ def refuse_unfinished(folder: Path) -> None:
     """Raise UserError for a folder whose run has no record yet, or with runs below; return for any other folder."""
     paths = RunPaths(folder)
     if paths.plan.is_file():
-        finished = units.counted(len(read_points(paths.points)), "point")
+        finished = units.counted(sum(not is_trial(point.key) for point in read_points(paths.points)), "point")
         again = shlex.quote(f"resume={folder}")
         if paths.in_use():
             raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")

@@ -40,6 +40,7 @@ class FakeDevice(Device):
         clock_hertz: frequencies of the clock, which take turns every `clock_seconds`; empty for no readings.
         clock_noise: relative standard deviation of a reading of the clock, with the seed `clock_seed`.
         throttled_share: share of its working time for which the device is throttled; None for no counters.
+        memory_bytes: size of its memory; None for a device whose memory has no limit.
         warming_share: relative growth of the duration of work while the device warms up by 30 °C; 0 for no thermometer.
         warming_seconds: time constant of the warming, in working time.
 
@@ -66,6 +67,7 @@ class FakeDevice(Device):
     clock_noise: float = 0.0
     clock_seed: int = 0
     throttled_share: float | None = None
+    memory_bytes: int | None = None
     warming_share: float = 0.0
     warming_seconds: float = 20.0
 
@@ -78,6 +80,7 @@ class FakeDevice(Device):
         self._captured: list[float] | None = None
         self._synchronized = 0
         self._pending: deque[float] = deque()
+        self._peak_bytes = 0
 
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
         """Enqueue work; return its completion time on the device, in simulated seconds.
@@ -157,7 +160,18 @@ class FakeDevice(Device):
     def is_lost(self) -> bool:
         return self.lost
 
+    def occupy(self, size_bytes: int) -> None:
+        """Take memory for the moment; raises MemoryError if the device has less."""
+        if self.memory_bytes is not None and size_bytes > self.memory_bytes:
+            raise MemoryError(f"scripted: {size_bytes} bytes are more than {self.memory_bytes}")
+        self._peak_bytes = max(self._peak_bytes, size_bytes)
+
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
+        self._peak_bytes = 0
+
     def memory(self) -> list[Metric]:
+        if self.memory_bytes is not None:
+            return [Metric(name="memory/peak_bytes", value=self._peak_bytes, unit="bytes")]
         reason = "a scripted device has no memory"
         return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
 
@@ -191,6 +205,7 @@ class FakeDevice(Device):
             "name": self.name,
             "event_tick_seconds": self.event_tick_seconds,
             "queue_depth": self.queue_depth,
+            **({} if self.memory_bytes is None else {"memory_bytes": self.memory_bytes}),
         }
 
     def doubts(self) -> list[Diagnostic]:

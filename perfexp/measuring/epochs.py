@@ -8,6 +8,7 @@ if its steps are CUDA graphs on batches that are on the device, which leave the 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -213,8 +214,7 @@ class Epochs:
             trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
-        mean = sum(each.seconds + each.evaluation_seconds + each.checkpoint_seconds for each in self.point.epochs)
-        left_seconds = mean / len(self.point.epochs) * (self.count - epoch.number)
+        left_seconds = statistics.mean(each.total_seconds for each in self.point.epochs) * (self.count - epoch.number)
         parts = [
             f"epoch {epoch.number} of {self.count}",
             f"loss {'not finite' if epoch.loss is None else f'{epoch.loss:.4g}'}",

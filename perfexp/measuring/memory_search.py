@@ -1,20 +1,26 @@
-"""Memory search: the batch size that fits where a point ran out of memory."""
+"""Memory search: whether the calls of a batch fit, and the batch that fits where a point ran out of memory."""
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from perfexp.errors import UserError
 from perfexp.measuring import verdicts
+from perfexp.modes import graphed
 from perfexp.records.record import Key, Metric, Point, Status
 
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
+#: The optimizer holds tensors of its own from the first step on.
+_CALLS = 2
+
 
 def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
-    """Add to a point that ran out of memory the largest smaller batch of which two calls fit."""
+    """Add to a point that ran out of memory the largest smaller batch whose calls fit."""
     fits = None
     if procedure.group.size > 1:
         reason: str | None = "not searched for with several ranks, which are out of step now"
@@ -26,17 +32,32 @@ def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
 
 
 def _batch_that_fits(procedure: Procedure, key: Key) -> int | None:
-    """Return the largest of half, a quarter, … of a batch of which two calls fit into memory; None if none does."""
+    """Return the largest of half, a quarter, … of a batch whose calls fit into memory; None if none does."""
     batch_size = key.batch_size // 2
     while batch_size:
         procedure.progress(f"does a batch of {batch_size} fit?")
-        try:
-            with procedure.step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
-                for _ in range(2):  # the optimizer holds tensors of its own from the first step on
-                    procedure.first_call(step, batches)
-            return batch_size
-        except Exception as error:
-            if verdicts.verdict(error, procedure.device)[0] is not Status.OOM:
-                return None
+        status = try_calls(procedure, msgspec.structs.replace(key, batch_size=batch_size)).status
+        if status is not Status.OOM:
+            return batch_size if status is Status.OK else None
         batch_size //= 2
     return None
+
+
+def try_calls(procedure: Procedure, key: Key) -> Point:
+    """Make the first calls of a point and return whether they fit, with the memory that they took."""
+    point = Point(key=key, status=Status.OK)
+    try:
+        with procedure.step(key) as (step, batches):
+            procedure.first_call(step, batches)
+            if procedure.graph:
+                step = graphed(step, procedure.session, constant=batches.constant)
+            for _ in range(_CALLS):
+                step.call()
+            procedure.device.synchronize()
+            point.metrics += procedure.device.memory()
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        point.status, point.error = verdicts.verdict(error, procedure.device)
+    return point

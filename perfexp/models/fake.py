@@ -34,6 +34,8 @@ class FakeModel:
     """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
 
     Args:
+        weight_bytes: memory of the weights.
+        bytes_per_pixel: memory of a forward pass for each pixel of the batch; a backward pass takes twice as much.
         noise: relative standard deviation of a call's time.
         stairs: largest relative deviation of a size from the formula, the same each time that it is measured.
         waits: whether a forward pass synchronizes inside.
@@ -55,12 +57,14 @@ class FakeModel:
         stairs: float = 0.0,
         waits: bool = False,
         cold_seconds: float = 0.0,
+        weight_bytes: int = 0,
+        bytes_per_pixel: int = 0,
         faults: Mapping[str, int | None] | None = None,
     ) -> None:
         self.name, self.noise, self.launches, self.smallest, self.waits = name, noise, launches, smallest, waits
         self.stairs = stairs
         self.base_seconds, self.seconds_per_megapixel = base_seconds, seconds_per_megapixel
-        self.cold_seconds = cold_seconds
+        self.cold_seconds, self.weight_bytes, self.bytes_per_pixel = cold_seconds, weight_bytes, bytes_per_pixel
         self.faults = {fault: pixels for fault, pixels in (faults or {}).items() if pixels is not None}
         if unknown := self.faults.keys() - set(_FAULTS):
             raise UserError(f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}.")
@@ -96,6 +100,7 @@ class FakeSession(Session):
     def forward(self, inputs: Any) -> Any:
         cold = self._model.cold_seconds if self.device.cold else 0.0
         self.device.cold = False
+        self._occupy(inputs)
         self._work(inputs, 1.0, cold)
         if self._model.waits:
             self.device.synchronize()
@@ -108,6 +113,7 @@ class FakeSession(Session):
 
     def backward(self, loss: Any) -> None:
         """Twice a forward pass."""
+        self._occupy(2 * loss)
         self._work(loss, 2.0)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
@@ -124,6 +130,9 @@ class FakeSession(Session):
 
     def facts(self) -> dict[str, Any]:
         return {"model_class": type(self._model).__name__}
+
+    def _occupy(self, pixels: int) -> None:
+        self.device.occupy(self._model.weight_bytes + self._model.bytes_per_pixel * pixels)
 
     def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:
         model = self._model

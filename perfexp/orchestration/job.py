@@ -225,7 +225,7 @@ def run(assignment: Assignment, console: Console, measure: Callable[[], None] | 
 def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
     """Write the plan of a run, and return its points to measure."""
     plan, settings = assignment.plan, profiler_settings(assignment.plan.profiler)
-    again = profiles_again(paths, settings, plan.profile_keys())
+    again = profiles_again(paths, settings, plan.profile_keys(read_points(paths.points)))
     job = supervisor.Job(
         paths=paths,
         plan_sha256=prepare(paths, plan, assignment.plain, again),
@@ -239,11 +239,31 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         command=assignment.plain["command"],
         timeout_seconds=plan.timeout_seconds,
     )
-    if (plan.is_sparse or plan.shrinks) and job.profiler.times:
-        job.choose = lambda results: (plan.timed_keys(results), plan.layer_keys(results))
+    if (plan.is_sparse or plan.shrinks or plan.seeks_batch) and job.profiler.times:
+        job.choose = _choice(plan, paths)
     _add_earlier_results(job)
     job.extend()
     return job
+
+
+def _choice(plan: config.Plan, paths: RunPaths) -> Callable[[Sequence[Point]], supervisor.Chosen]:
+    expected = plan.timed_keys()
+
+    def choose(results: Sequence[Point]) -> supervisor.Chosen:
+        nonlocal expected
+        timed = plan.timed_keys(results)
+        if plan.seeks_batch and timed != expected:  # `perfexp status` counts the batch that was found
+            write_expected(paths, plan, results)
+            expected = timed
+        return supervisor.Chosen(
+            timed=timed,
+            layers=plan.layer_keys(results),
+            first_predictions=plan.first_prediction_keys(results),
+            profiles=plan.profile_keys(results),
+            trials=plan.trial_keys(results),
+        )
+
+    return choose
 
 
 def _is_refusal(error: BaseException | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ from perfexp.host import untrusted
 from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
+from perfexp.records.record import LARGEST, Key, Point, Status, points_from_lines, read_points
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import measured_seconds
-from perfexp.summaries.wording import median_text
+from perfexp.summaries.wording import epoch_text, median_text
 
 
 class ProgressRelay:
@@ -37,6 +38,8 @@ class ProgressRelay:
         self._progress, self._keys, self._left = progress, list(keys), set(left)
         self._assignment, self._begun, self._follow = assignment, begun, follow
         self._paths = RunPaths(assignment.folder)
+        self._count = assignment.plan.epochs or 0
+        self._epoch_seconds: list[float] = []
         self._seconds = measured_seconds(read_points(self._paths.points))
         self._estimate()
 
@@ -44,27 +47,43 @@ class ProgressRelay:
         if event["event"] == "point":
             self._begun()
             self._begun = lambda: None
+        if "training" in event:
+            self._train(msgspec.convert(event["training"], Point))
         if event["event"] == "block":
             show = self._progress.result if event.get("is_result") else self._progress.block
             (self._progress.waiting if event.get("patient") else show)(event["text"])
-        if "training" in event:
-            training = msgspec.convert(event["training"], Point)
-            if not training.key.replicate:
-                self._follow(training)
         if "key" not in event:
             return
-        key, point = msgspec.convert(event["key"], Key), None
+        own, point = msgspec.convert(event["key"], Key), None
+        key = self._planned(own)
         if event["event"] == "done":
-            point = self._last(key)
+            point = self._last(own)
             self._left.discard(key)
             self._seconds += measured_seconds([point] if point else [])
             self._estimate()
         if key not in self._keys:
-            self._progress.block(str(key))
+            self._progress.block(str(own))
         elif event["event"] == "point":
-            self._progress.point(self._keys.index(key), str(key))
+            self._progress.point(self._keys.index(key), str(own))
+            if self._count and key.phase == "train":
+                self._epoch_seconds = []
+                self._progress.epochs(0, self._count, "", None)
         elif event["event"] == "done":
             self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
+
+    def _train(self, training: Point) -> None:
+        """Show an epoch that has ended, and have it sent."""
+        epoch = training.epochs[-1]
+        self._epoch_seconds.append(epoch.total_seconds)
+        left_seconds = statistics.mean(self._epoch_seconds) * (self._count - epoch.number)
+        self._progress.epochs(epoch.number, self._count, epoch_text(epoch), left_seconds)
+        if not training.key.replicate:
+            self._follow(training)
+
+    def _planned(self, key: Key) -> Key:
+        """The key under which a point was planned: its batch may have been found since."""
+        unknown = msgspec.structs.replace(key, batch_size=LARGEST)
+        return unknown if key not in self._keys and unknown in self._keys else key
 
     def _last(self, key: Key) -> Point | None:
         points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])

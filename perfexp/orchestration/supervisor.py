@@ -17,6 +17,7 @@ from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, SilenceError, WorkerProcess, worker_command
+from perfexp.prediction.largest_batch import TRIALS
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths, append_line
@@ -24,6 +25,7 @@ from perfexp.records.record import (
     Key,
     Point,
     Status,
+    is_trial,
     missing,
     point_to_line,
     points_from_lines,
@@ -39,6 +41,16 @@ _STARTS = 2
 Listener = Callable[[Event], None]
 
 
+class Chosen(NamedTuple):
+    """The points of a run by its results so far; `trials` are due whether a batch fits."""
+
+    timed: list[Key]
+    layers: list[Key]
+    first_predictions: list[Key]
+    profiles: list[Key]
+    trials: list[Key]
+
+
 @dataclass(kw_only=True)
 class Job:
     """The points to measure, and the settings of the workers.
@@ -49,7 +61,7 @@ class Job:
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
-        choose: timed points and layers by the results so far, of a sparse sweep or one with `oom=shrink`; None for a
+        choose: points by the results so far, of a sparse sweep, one with `oom=shrink` or the largest batch; None for a
             plan that lists them all.
     """
 
@@ -66,12 +78,15 @@ class Job:
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
-    choose: Callable[[Sequence[Point]], tuple[list[Key], list[Key]]] | None = None
+    choose: Callable[[Sequence[Point]], Chosen] | None = None
+    trials: Sequence[Key] = ()
 
     def extend(self) -> None:
-        """Take over the points that a sparse sweep has chosen by the results so far."""
+        """Take over the points that are chosen by the results so far."""
         if self.choose is not None:
-            self.timed, self.layers = self.choose(read_points(self.paths.points))
+            chosen = self.choose(read_points(self.paths.points))
+            self.timed, self.layers, self.trials = chosen.timed, chosen.layers, chosen.trials
+            self.first_predictions, self.profiles = chosen.first_predictions, chosen.profiles or self.profiles
 
     @property
     def replicates(self) -> list[int]:
@@ -124,6 +139,7 @@ def profile(job: Job) -> None:
     A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
     written some. Exceptions are those of `measure`.
     """
+    job.extend()
     with interrupts.held():
         for number, key in enumerate(job.profiles):
             if key in job.again or missing([key], job.paths.points):
@@ -142,7 +158,8 @@ def profile(job: Job) -> None:
 def results(job: Job) -> list[Point]:
     """Return a result for every point in plan order; points without one are `interrupted`, with the reason.
 
-    Points with the batch that fits (sweep.oom=shrink) follow those of the plan.
+    Points with the batch that fits (sweep.oom=shrink) follow those of the plan, as do points out of memory of a batch
+    that fitted before (batch_size=max).
     """
     measured = {point.key: point for point in read_points(job.paths.points)}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
@@ -151,17 +168,24 @@ def results(job: Job) -> list[Point]:
         for keys in (job.timed, (*job.first_predictions, *job.layers, *job.profiles))
     )
     planned = {point.key for point in timed}
-    shrunk = [point for point in measured.values() if "shrunk_from" in point.facts and point.key not in planned]
-    return [*timed, *shrunk, *others]
+    further = [
+        point
+        for point in measured.values()
+        if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS)) and point.key not in planned
+    ]
+    return [*timed, *further, *others]
 
 
 def _measure(job: Job, what: str, replicate: int) -> None:
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
+        if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
+            _measure(job, "trials", replicate)
+            continue
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = _left(job, what, replicate)
         fruitless = fruitless + 1 if still == left else 0
-        if ending.current in still:
+        if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
             _abandon(job.paths, still, ending)
@@ -169,6 +193,8 @@ def _measure(job: Job, what: str, replicate: int) -> None:
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:
     job.extend()
+    if what == "trials":  # by whichever process is the first
+        return list(job.trials)
     keys = {"timed": job.timed, "layers": job.layers, "ttfp": job.first_predictions}[what]
     return missing([key for key in keys if key.replicate == replicate], job.paths.points)
 

@@ -11,7 +11,7 @@ from typing import Any
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
 from perfexp.orchestration.capabilities import last_line
-from perfexp.plan import plan_file
+from perfexp.plan import config, plan_file
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -22,6 +22,8 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         what: `algorithms` or `memory`.
         waiting: called with the reason why the worker waits.
     """
+    if config.typed(plain).seeks_batch:
+        raise UserError("batch_size=max is found by trials on the device: set batch_size=N.")
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
         (Path(folder) / "plan.yaml").write_bytes(content)

@@ -22,9 +22,10 @@ from perfexp.host.installation import conf_dir
 from perfexp.models import Execution, Precision
 from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
+from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
-from perfexp.records.record import Key, Point, layers_key
+from perfexp.records.record import LARGEST, Key, Point, layers_key
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Oom, Size, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
@@ -154,7 +155,7 @@ class Plan(PlanSchema):
 
     Attributes:
         input_size: (height, width) of each input size, in pixels; empty if the sweep chooses them.
-        batch_size: batch sizes, in samples per call; empty if the sweep chooses them.
+        batch_size: batch sizes, in samples per call, `LARGEST` for max; empty if the sweep chooses them.
     """
 
     input_size: list[Size]
@@ -259,12 +260,18 @@ class Plan(PlanSchema):
 
     @property
     def scope(self) -> str:
-        """Sizes and batch sizes that a sparse sweep covers, in words; empty for other sweeps."""
+        """Points that a sparse sweep covers in all phases, in words; empty for other sweeps."""
         sweep = build(self.sweep)
         if not isinstance(sweep, Sparse):
             return ""
-        number = len(sweep.candidates(self.input_size, self.batch_size))
-        return f"; then up to {min(sweep.measured, number)} of {number} points by their results, the others predicted"
+        numbers = [len(sweep.candidates(self.input_size, self._batch_sizes(phase))) for phase in self.phases]
+        most = sum(min(sweep.measured, number) for number in numbers)
+        return f"; then up to {most} of {sum(numbers)} points by their results, the others predicted"
+
+    @property
+    def seeks_batch(self) -> bool:
+        """Whether a batch size is the largest that fits, which trials find."""
+        return any(LARGEST in self._batch_sizes(phase) for phase in self.phases)
 
     def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash.
@@ -272,9 +279,20 @@ class Plan(PlanSchema):
         One process trains where inference takes the trained weights.
 
         Args:
-            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points.
+            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points, and by
+                which the largest batch is found.
         """
-        sweep, results = build(self.sweep), list(results)
+        results = list(results)
+        keys = largest_batch.resolved(self._keys_of_sweep(results), results)
+        return list(dict.fromkeys([*keys, *(shrunk(results) if self.shrinks else ())]))
+
+    def trial_keys(self, results: Collection[Point]) -> list[Key]:
+        """Trials whether a batch fits that are due; see `largest_batch.trial_keys`."""
+        return largest_batch.trial_keys(self._keys_of_sweep(results) if self.seeks_batch else (), results)
+
+    def _keys_of_sweep(self, results: Collection[Point]) -> list[Key]:
+        """The timed points of the sweep; those of the largest batch have `LARGEST`."""
+        sweep = build(self.sweep)
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
         chosen = {}
         if isinstance(sweep, Sparse):  # phases of the same sizes and batch sizes choose together
@@ -287,18 +305,21 @@ class Plan(PlanSchema):
             replicate=self.processes,
             anchored=self.replicate is None,
         )
-        keys = [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
-        return list(dict.fromkeys([*keys, *(shrunk(results) if self.shrinks else ())]))
+        return [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Batch sizes of a phase: its own, or those of all phases."""
         own = getattr(self.mode, phase).get("batch_size")
         return self.batch_size if own is None else parse_batch_sizes(own)
 
-    def first_prediction_keys(self) -> list[Key]:
+    def fixed_keys(self, results: Collection[Point]) -> list[Key]:
+        """The timed points that do not depend on the results of others but for the largest batch."""
+        return self.timed_keys(results if self.seeks_batch else ())
+
+    def first_prediction_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Cold starts: the first inference, of each replicate that the plan names."""
         first: dict[int, Key] = {}
-        for key in self.timed_keys() if self.ttfp else ():
+        for key in self.fixed_keys(results) if self.ttfp else ():
             if key.phase == "inference" and not (self.replicate is None and key.replicate):
                 first.setdefault(key.replicate, key)
         return [
@@ -310,16 +331,16 @@ class Plan(PlanSchema):
         """Points whose layers are timed: those of the first replicate; see `timed_keys` for the results."""
         return [layers_key(key) for key in self.timed_keys(results) if self.probes.layers and key.replicate == 0]
 
-    def profile_keys(self) -> list[Key]:
+    def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Profiles that are made after timing."""
         profiler: Profiler = build(self.profiler)
-        return profiler.chosen(self.timed_keys())
+        return profiler.chosen(self.fixed_keys(results))
 
     def keys(self, results: Collection[Point] = ()) -> list[Key]:
         """All points; profiles alone if the profiler only marks calls. See `timed_keys` for the results."""
         profiler: Profiler = build(self.profiler)
-        timed = [*self.timed_keys(results), *self.first_prediction_keys(), *self.layer_keys(results)]
-        return [*(timed if profiler.times else ()), *self.profile_keys()]
+        timed = [*self.timed_keys(results), *self.first_prediction_keys(results), *self.layer_keys(results)]
+        return [*(timed if profiler.times else ()), *self.profile_keys(results)]
 
 
 def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:

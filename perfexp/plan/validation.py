@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfexp.devices import Cache
+from perfexp.devices import Cache, auto
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import mmseg_names
 from perfexp.plan import config
@@ -34,8 +34,9 @@ def check(plan: config.Plan) -> None:
         )
     nodes = [node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)]
     if nodes and all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in ([], [1]):
+        sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(
-            f"batch_size={plan.batch_size} would be used by no phase: set mode.train.batch_size and "
+            f"batch_size=[{sizes}] would be used by no phase: set mode.train.batch_size and "
             "mode.inference.batch_size, or leave one of them null."
         )
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
@@ -50,6 +51,7 @@ def check(plan: config.Plan) -> None:
     mmseg_names.check(plan.model)
     _check_training(plan)
     _check_ranks(plan)
+    _check_largest_batch(plan)
     plan.profile_keys()
     config.build(plan.stopping)
     config.build(plan.tracking)
@@ -107,6 +109,23 @@ def _check_training(plan: config.Plan) -> None:
     trainings = sum(key.phase == "train" for key in plan.timed_keys()) if saves else 0
     if trainings > 1:
         raise UserError(f"{saves[0]} is for one training, and this plan has {trainings}: one size, batch and process.")
+
+
+def _check_largest_batch(plan: config.Plan) -> None:
+    """Raise UserError for a search for the largest batch that has no end, or no fresh processes."""
+    if not plan.seeks_batch:
+        return
+    if "cpu" in (plan.gpu_name, auto.predicted_name(plan.gpu.get("index") or 0) if plan.gpu_name == "auto" else None):
+        raise UserError("batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N.")
+    node = plan.mode.train
+    for is_set, setting in (
+        (plan.is_sparse, "sweep=sparse"),
+        (plan.ranks > 1, f"gpu.count={plan.ranks}"),
+        (isinstance(node, Mapping) and node.get("resume_from"), "mode.train.resume_from"),
+        (not config.build(plan.profiler).times, f"profiler={plan.profiler_name}"),
+    ):
+        if is_set:
+            raise UserError(f"batch_size=max and {setting} are not possible together: set batch_size=N.")
 
 
 def _check_ranks(plan: config.Plan) -> None:

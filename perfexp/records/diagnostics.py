@@ -278,6 +278,11 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the energy of a call depends on its pace: {paces}",
         "compare energies at one pace; a larger batch or execution.cuda_graph=true brings loop and device together",
     ),
+    # --- batch sizes ---
+    "largest_batch_open": _note(
+        "batch {batch} fits and {beyond}: {trials} trials did not find the edge",
+        "measure the batch sizes between them with batch_size=[…]",
+    ),
     # --- several devices ---
     "mixed_devices": _warning(
         "the ranks use different devices ({devices}), and all run at the pace of the slowest",

@@ -33,7 +33,9 @@ class Status(StrEnum):
 
 #: Phases whose calls are timed, and the suffix of the phase of their layers.
 TIMED = ("train", "inference")
-_LAYERS = "_layers"
+_LAYERS, _TRIAL = "_layers", "_trial"
+#: Batch size of a key whose batch is searched for: the largest that fits (batch_size=max).
+LARGEST = 0
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,9 +44,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         phase: `inference` or `train`; `ttfp` for the cold start (time to first prediction of a fresh process);
             `inference_layers` and `train_layers` for layer times, `inference_profile` and `train_profile` for
-            profiles, each measured in a separate process.
+            profiles, each measured in a separate process; `inference_trial` and `train_trial` for the trials of
+            batch_size=max, which are in points.jsonl alone.
         input_size: height and width in pixels.
-        batch_size: samples per call.
+        batch_size: samples per call; 0 for the largest that fits while it is searched for.
         precision: name of the precision.
         replicate: number of the process that measured the point, from 0.
     """
@@ -67,12 +70,17 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return str(height) if height == width else f"{height}x{width}"
 
     @property
+    def batch_label(self) -> str:
+        """The batch size, or `max` while it is searched for."""
+        return "max" if self.batch_size == LARGEST else str(self.batch_size)
+
+    @property
     def pixels(self) -> int:
         """Height times width."""
         return self.input_size[0] * self.input_size[1]
 
     def __str__(self) -> str:
-        text = f"{self.phase} {self.size_label} batch {self.batch_size} {self.precision}"
+        text = f"{self.phase} {self.size_label} batch {self.batch_label} {self.precision}"
         return f"{text} replicate {self.replicate}" if self.replicate else text
 
 
@@ -94,6 +102,21 @@ def timed_key(key: Key) -> Key:
 def is_layers(key: Key) -> bool:
     """Whether a key identifies a point of layers."""
     return key.phase.endswith(_LAYERS)
+
+
+def trial_key(key: Key) -> Key:
+    """The key of a trial whether the batch of a timed point fits."""
+    return msgspec.structs.replace(key, phase=key.phase + _TRIAL, replicate=0)
+
+
+def is_trial(key: Key) -> bool:
+    """Whether a key identifies a trial."""
+    return key.phase.endswith(_TRIAL)
+
+
+def tried_key(key: Key) -> Key:
+    """The key of the timed point that a trial is for."""
+    return msgspec.structs.replace(key, phase=key.phase.removesuffix(_TRIAL))
 
 
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -162,6 +185,11 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     evaluation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
     metrics: list[Metric] = []
+
+    @property
+    def total_seconds(self) -> float:
+        """Duration of the pass with its evaluation and its checkpoints."""
+        return self.seconds + self.evaluation_seconds + self.checkpoint_seconds
 
     @property
     def figures(self) -> dict[str, float | None]:

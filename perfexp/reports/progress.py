@@ -79,6 +79,7 @@ class Progress:
         self._bar = _bar(console, clock, disable=plain or quiet)
         self._of_whole = self._bar.add_task("", total=None, what="", left="") if whole else None
         self._task = self._bar.add_task("", total=None, what="starting", left="")
+        self._epochs: rich.progress.TaskID | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -109,6 +110,15 @@ class Progress:
         self._index, self._key = index, key_text
         self._draw(key_text)
 
+    def epochs(self, done: int, total: int, figures: str, left_seconds: float | None) -> None:
+        """Epochs of the current point are done: they have a bar of their own, with the figures of the last one.
+
+        It is drawn with the next event.
+        """
+        if self._epochs is None:
+            self._epochs = self._bar.add_task("", total=total, what="", left="")
+        self._update(self._epochs, total, done, figures, "" if left_seconds is None else _left(left_seconds))
+
     def block(self, text: str) -> None:
         """A block of a point begins; the text names what it times."""
         self._draw(": ".join(filter(None, (self._key, text))))
@@ -121,13 +131,16 @@ class Progress:
 
     def result(self, text: str) -> None:
         """A part of the current point has a result, which stays on the console as a line."""
-        self.block(text)
+        self.block(text if self._epochs is None else "")
         if not self._quiet:
             self._print(text)
 
     def done(self, status: str, result: str) -> None:
         """The current point is done; the result is its time, or why there is none."""
         self._finished += 1
+        if self._epochs is not None:
+            self._bar.remove_task(self._epochs)
+            self._epochs = None
         self._draw(self._key)
         if self._quiet or not (self._plain or status != Status.OK):
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp.records.record import Key
+from perfexp.records.record import LARGEST, Key
 
 _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 
@@ -89,6 +89,8 @@ def field_text(key: Key, field: str, *, named: bool = False) -> str:
     """Return one field of a key (`phase`, `input_size`, …) as a word; if `named`, with the noun of a number."""
     if field == "input_size":
         return key.size_label
+    if field == "batch_size" and key.batch_size == LARGEST:
+        return "largest batch" if named else key.batch_label
     text = "cold start" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
     return f"{field.removesuffix('_size')} {text}" if named and field in ("batch_size", "replicate") else text
 

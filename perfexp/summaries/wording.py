@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
-from perfexp.records.record import Metric
+from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import MEGAPIXEL, Row, Scaling
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators, variance
@@ -140,6 +140,13 @@ def median_text(row: Row) -> str:
     if not row.time:
         return ""
     return with_width(row.time.median, bare_time(row.time.median), range_text(row.time.median))
+
+
+def epoch_text(epoch: Epoch) -> str:
+    """Return the figures of an epoch in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
+    accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"
+    loss = "loss not finite" if epoch.loss is None else f"loss {epoch.loss:.4g}"
+    return ", ".join(filter(None, (loss, accuracy, f"{epoch.samples_per_second:,.0f} samples/s")))
 
 
 def service_time(row: Row) -> tuple[str, blockwise.Summary] | None:

@@ -10,7 +10,7 @@ from perfexp.measuring.verdicts import verdict, watching_the_host
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Key, Point, Series, Status, point_to_line
+from perfexp.records.record import Key, Point, Series, Status, point_to_line, read_points
 from perfexp.worker.workbench import Workbench
 
 
@@ -18,8 +18,8 @@ def measure_cold_start(
     plan: config.Plan, paths: RunPaths, replicate: int, emit: Events, spawned_ns: int | None
 ) -> None:
     """Append the time to the first prediction of this process, which its parent started at `spawned_ns`, as a point."""
-    key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
+    key = next(key for key in plan.first_prediction_keys(read_points(paths.points)) if key.replicate == replicate)
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
     emit.point(key)

@@ -21,9 +21,13 @@ from perfexp.plan import config, plan_file
 from perfexp.profilers import place_of
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.worker import points
+from perfexp.records.record import read_points
+from perfexp.worker import batch_trials, points
 from perfexp.worker.cold_start import measure_cold_start
 from perfexp.worker.workbench import Workbench, report_failure
+
+#: Points that a worker measures with the whole procedure.
+_MEASURES = {"trials": batch_trials.try_batch, "timed": points.measure_points, "layers": points.dissect_points}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.what == "memory":
             emit("memory", answer=peak_memory(plan, emit))
         else:
-            measure = points.dissect_points if arguments.what == "layers" else points.measure_points
+            measure = _MEASURES[arguments.what]
             bench = Workbench(plan, paths, emit)
             with bench.sharing_host(), bench.opened() as procedure:
                 measure(procedure, plan, paths, replicate, emit)
@@ -83,7 +87,7 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:
     """Make the calls that the plan's profile of a number observes and send what was done; the parent records it."""
-    keys = plan.profile_keys()
+    keys = plan.profile_keys(read_points(paths.points))
     key, profiler = keys[number], config.build(plan.profiler)
     emit.point(key)
     bench = Workbench(plan, paths, emit)
@@ -163,7 +167,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan-sha256", help="hash of plan.yaml, from the process that composed it")
     parser.add_argument("--probe", action="store_true", help="report this machine's measuring capabilities and exit")
     parser.add_argument("--gpu-index", type=int, help="with --probe: CUDA device whose clocks are tried")
-    parser.add_argument("--what", choices=("timed", "layers", "ttfp", "algorithms", "memory"), default="timed")
+    choices = (*_MEASURES, "ttfp", "algorithms", "memory")
+    parser.add_argument("--what", choices=choices, default="timed")
     parser.add_argument("--profile", type=int, metavar="N", help="make only the profile of this number")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--ranks", type=Path, metavar="DIR", help="be one of several ranks, with their pipes in DIR")

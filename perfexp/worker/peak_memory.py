@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from operator import ge
@@ -14,6 +13,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
+from perfexp.prediction.largest_batch import Trial, bracket, next_batch
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Status
 
@@ -26,8 +26,8 @@ _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 _THREADS = {"inference": 1, "train": 2}
 #: Memory of a board that torch cannot use: the CUDA context with its modules.
 CONTEXT_BYTES = 512 << 20
-#: Limits of the search for the largest batch.
-_MOST_TRACES, _MOST_SAMPLES = 12, 1 << 20
+#: Limit on the traces of the search for the largest batch.
+_MOST_TRACES = 12
 
 
 class MemoryTrace:
@@ -114,7 +114,7 @@ class MemoryTrace:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
         workspace = self.workspace_bytes(key)
         peak, capacity = self.peak(key), (self._plan.gpu.get("facts") or {}).get("memory_bytes")
-        largest = self._largest_batch(key, peak, capacity - CONTEXT_BYTES - workspace) if capacity else None
+        largest = self.largest_batch(key, capacity, peak) if capacity else None
         return {
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
@@ -124,28 +124,20 @@ class MemoryTrace:
             "largest_batch": largest,
         }
 
-    def _largest_batch(self, key: Key, peak: Peak, limit: int) -> int | None:
-        """Return the largest batch whose traced peak is within a limit; None if one sample is beyond it."""
-        fits, fails = (key.batch_size, _MOST_SAMPLES) if peak.total_bytes <= limit else (0, key.batch_size)
-        sizes = {key.batch_size: peak.total_bytes}
-        for _ in range(_MOST_TRACES):
-            if fails - fits <= 1:
-                break
-            guess = _crossing(sizes, limit) if len(sizes) > 1 else 2 * key.batch_size
-            batch = guess if fits < guess < fails else max(math.isqrt(fits * fails), fits + 1)
-            sizes[batch] = self.peak(msgspec.structs.replace(key, batch_size=batch)).total_bytes
-            fits, fails = (batch, fails) if sizes[batch] <= limit else (fits, batch)
-        return fits or None
+    def largest_batch(self, key: Key, capacity_bytes: int, peak: Peak | None = None) -> int | None:
+        """Return the largest batch whose traced peak fits into a memory; None if one sample does not.
 
-
-def _crossing(sizes: Mapping[int, int], limit: int) -> int:
-    """Return the batch at which the line through the two largest batches reaches the limit.
-
-    The peak is a maximum of straight lines, so that the line is exact as soon as both batches are on the last of them.
-    """
-    first, second = sorted(sizes)[-2:]
-    slope = (sizes[second] - sizes[first]) / (second - first)
-    return int(first + math.floor((limit - sizes[first]) / slope)) if slope > 0 else 2 * second
+        Args:
+            key: point whose batch is traced first.
+            peak: its peak, if that is known.
+        """
+        limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
+        batch: int | None = key.batch_size
+        while batch is not None:
+            peak = peak or self.peak(msgspec.structs.replace(key, batch_size=batch))
+            trials.append(Trial(batch, peak.total_bytes <= limit, peak.total_bytes))
+            batch, peak = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES), None
+        return bracket(trials)[0] or None
 
 
 class MemoryGuard:

@@ -91,12 +91,17 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     processes_that_differ, here, capsys, monkeypatch
 ):
     identical = ("", "", *FAKE)
-    code, out, _ = measured(capsys, *identical, "--max-seconds", "0")
+    options = ("--margin", "0.1%", "--metric", "device")
+    code, out, _ = measured(capsys, *identical, *options, "--max-seconds", "0")
     assert code == 0
     assert "no intervals before 3 processes of each side" in out
     assert [Record.load(folder).sweep.level for folder in folders(here)] == [0.0, 0.0]
     monkeypatch.setattr(sequential, "MOST", 4)
-    code, out, _ = measured(capsys, *identical, "--margin", "0.1%", "--metric", "device")
+    for other in ((), ("--margin=0.2%", "--metric=device"), (*options, "--fdr=1%"), (*options, "--allow=cache")):
+        code, out, err = measured(capsys, *identical, *other)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "x holds another sweep: ab" in err and "--margin=0.1% --metric=device" in err
+    code, out, _ = measured(capsys, *identical, "--margin", "0.10%", "--metric", "device")
     assert code == 0
     assert "3 processes of each: device B/A 1.0" in out and "4 processes of each: device B/A 1.0" in out
     assert "? UNDECIDED" in out

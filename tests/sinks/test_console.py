@@ -4,12 +4,15 @@ import io
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from builders import PLAN, Builder
 
+from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Metric, Point, Status
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -325,6 +328,28 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
         assert "inference 224" in out.getvalue()
         progress.block("latency")
         assert len(out.getvalue()) > drawn
+
+
+def test_a_training_has_a_bar_of_its_epochs_with_the_figures_of_the_last(tmp_path: Path) -> None:
+    key = Key(phase="train", input_size=(32, 32), batch_size=8, precision="fp32")
+    plan = SimpleNamespace(epochs=20)
+    assignment = SimpleNamespace(folder=tmp_path, plan=plan, whole=None, seconds=lambda *_: None)
+    followed: list[Point] = []
+    out = Terminal()
+    with console(out, width=100).progress() as progress:
+        progress.started(1)
+        relay = ProgressRelay(progress, [key], [key], assignment, lambda: None, followed.append)  # type: ignore[arg-type]
+        relay({"event": "point", "key": msgspec.to_builtins(key)})
+        epochs = [Epoch(number=number, seconds=8.0, samples_per_second=12345.4, loss=2.5 / number) for number in (1, 2)]
+        epochs[1].accuracy, epochs[1].evaluation_seconds = 0.872, 4.0
+        for epoch in epochs:
+            training = msgspec.to_builtins(Point(key=key, status=Status.OK, epochs=[epoch]))
+            relay({"event": "block", "text": "a line", "is_result": True, "training": training})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert re.search(r" 0/20 ", shown)
+    assert re.search(r" 1/20 +loss 2.5, 12,345 samples/s +about 2 min 32 s left", shown)
+    assert re.search(r" 2/20 +loss 1.25, accuracy 87.20 %, 12,345 samples/s +about 3 min 00 s left", shown)
+    assert [point.epochs for point in followed] == [[epoch] for epoch in epochs]
 
 
 def test_what_is_left_of_a_run_is_counted_down() -> None:

@@ -1,0 +1,170 @@
+"""Search for the largest batch that fits: the batch to try next, and the one that was found, by the results so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from perfexp.records.record import LARGEST, Key, Point, Status, trial_key
+from perfexp.sweep import MOST_SAMPLES
+
+#: Limit on the fresh processes of one search.
+MOST_TRIALS = 8
+#: Batch that is tried first where nothing is known: some models do not train on one sample.
+SMALLEST = 2
+#: Trials within this distance of the edge, relative to it, double the next step.
+_NEAR = 0.1
+#: First step down from a batch that does not fit, relative to it.
+_STEP_DOWN = 0.005
+#: Metrics of the memory that calls take, the most complete first.
+_USED = ("memory/device_bytes", "memory/reserved_peak_bytes", "memory/peak_bytes")
+#: Fact of a timed point: the trials of the search for its batch.
+TRIALS = "batch_trials"
+
+
+class Trial(NamedTuple):
+    """One batch that was tried, and the bytes that its calls took; None if unknown."""
+
+    batch_size: int
+    fits: bool
+    used_bytes: float | None = None
+
+
+def next_batch(
+    trials: Sequence[Trial], *, start: int, capacity_bytes: float | None = None, most: int = MOST_TRIALS
+) -> int | None:
+    """Return the batch to try next; None if the largest one is known, and after `most` trials.
+
+    The line through the used bytes of two batches leads to the edge. Steps from there double until they have passed
+    it, and bisection does the rest. Without bytes the batch doubles.
+
+    Args:
+        start: first batch to try.
+        capacity_bytes: approximate memory of the device; a wrong value costs trials, and nothing else.
+    """
+    fits, fails = bracket(trials)
+    if len(trials) >= most or fails - fits <= 1:
+        return None
+    if not trials:
+        return start
+    if not fits:
+        return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
+    is_bounded = fails <= MOST_SAMPLES
+    lowest = fits + _step(trials, fits)
+    highest = fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails) if is_bounded else MOST_SAMPLES
+    guess = _crossing(trials, capacity_bytes)
+    if lowest > highest or (guess is None and is_bounded):
+        return (fits + fails) // 2
+    return min(max(2 * fits if guess is None else guess, lowest), highest)
+
+
+def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
+    """Return the largest batch that fits, by default 0, and the smallest one that does not, by default beyond all."""
+    trials = list(trials)
+    fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
+    return max((one.batch_size for one in trials if one.fits and one.batch_size < fails), default=0), fails
+
+
+def _step(trials: Iterable[Trial], edge: int) -> int:
+    """Return 1, doubled for each further trial near an edge of the bracket and with the same outcome."""
+    trials = list(trials)
+    outcome = next(one.fits for one in trials if one.batch_size == edge)
+    near = [one for one in trials if one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge]
+    return 1 << (len(near) - 1)
+
+
+def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | None:
+    """Return the batch at which the line through two batches reaches the capacity; None if unknown.
+
+    The peak is a maximum of straight lines, so that the line is exact as soon as both batches are on the last of them.
+    Of batches that are close together it has no direction: then used bytes are taken to grow in proportion.
+    """
+    sizes = {one.batch_size: one.used_bytes for one in trials if one.used_bytes}
+    if not capacity_bytes or not sizes:
+        return None
+    largest = max(sizes)
+    used, smaller = sizes[largest], [batch for batch in sizes if batch <= (1 - _NEAR) * largest]
+    if not smaller:
+        return math.floor(largest * capacity_bytes / used)
+    slope = (used - sizes[max(smaller)]) / (largest - max(smaller))
+    return math.floor(largest + (capacity_bytes - used) / slope) if slope > 0 else None
+
+
+def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
+    """Return keys with the batch that was found in place of `LARGEST`, which stays until the search is over."""
+    keys = list(keys)
+    found = {key: _Search(key, results).found for key in _searches(keys)}
+    of_search = (key if key.batch_size != LARGEST else replace(key, batch_size=found[_search(key)]) for key in keys)
+    return list(dict.fromkeys(of_search))
+
+
+def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
+    """Return the next trial of each search that is not over; its batch is `LARGEST` if there was no trial yet."""
+    upcoming = ((key, _Search(key, results).upcoming) for key in _searches(keys))
+    return [trial_key(replace(key, batch_size=batch)) for key, batch in upcoming if batch is not None]
+
+
+def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
+    """Return the trials that found the batch of a timed point as facts, in their order; none for other batches."""
+    search = _Search(_search(key), results)
+    return search.facts if search.found == key.batch_size else []
+
+
+def _search(key: Key) -> Key:
+    return replace(key, batch_size=LARGEST, replicate=0)
+
+
+def _searches(keys: Iterable[Key]) -> list[Key]:
+    return list(dict.fromkeys(_search(key) for key in keys if key.batch_size == LARGEST))
+
+
+class _Search:
+    """The search for the largest batch of one phase and size; a measurement that ran out of memory counts as a trial.
+
+    Results that no search has written are ignored.
+    """
+
+    def __init__(self, key: Key, results: Collection[Point]) -> None:
+        tried = [one for one in results if _search(one.key) == trial_key(key)]
+        timed = [one for one in results if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)]
+        before = timed[0].facts[TRIALS] if timed else []
+        self._measured = [one.key.batch_size for one in timed if one.status is not Status.OOM]
+        self.facts = [_fact(one) for one in tried] or list(filter(_is_fact, before))
+        self.facts += [_fact(one) for one in timed if one.status is Status.OOM and not one.key.replicate]
+        self._capacity = next((one.facts.get("capacity_bytes") for one in tried), None)
+
+    @cached_property
+    def _trials(self) -> list[Trial]:
+        return [Trial(one["batch_size"], one["status"] == Status.OK, one.get("used_bytes")) for one in self.facts]
+
+    @property
+    def upcoming(self) -> int | None:
+        if self._measured:
+            return None
+        return next_batch(self._trials, start=LARGEST, capacity_bytes=self._capacity)
+
+    @property
+    def found(self) -> int:
+        """The largest batch that fits, 1 if not even that one does; `LARGEST` until the search is over."""
+        if self._measured:
+            return self._measured[0]
+        return LARGEST if self.upcoming is not None else bracket(self._trials)[0] or 1
+
+
+def _is_fact(one: object) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("batch_size"), int) and isinstance(one.get("status"), str)
+
+
+def _fact(point: Point) -> dict[str, Any]:
+    metrics = (point.metric(name) for name in _USED if point.status is Status.OK)
+    used = next((metric.value for metric in metrics if metric is not None and metric.value), None)
+    return {
+        "batch_size": point.key.batch_size,
+        "status": point.status.value,
+        **({"used_bytes": used} if used else {}),
+        **({"error": point.error} if point.error else {}),
+    }

@@ -1,0 +1,77 @@
+"""Trials whether a batch fits, for batch_size=max: one in each fresh process, so that none finds another's remains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.errors import Unsupported, UserError
+from perfexp.plan import config
+from perfexp.prediction.largest_batch import SMALLEST, TRIALS, Trial, bracket
+from perfexp.records import diagnostics, units
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths, append_line
+from perfexp.records.record import LARGEST, Key, Metric, Point, Status, point_to_line, read_points, trial_key, tried_key
+
+if TYPE_CHECKING:
+    from perfexp.measuring.procedure import Procedure
+
+
+def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events) -> None:
+    """Try the batch that is due next and append the result.
+
+    Raises UserError for a device whose memory has no limit.
+    """
+    from perfexp.measuring.memory_search import try_calls  # with the probes, which a cold start does without
+
+    device = procedure.device
+    capacity = device.facts().get("memory_bytes")
+    if device.kind == "cpu" or not capacity:
+        raise UserError(f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N.")
+    key = tried_key(plan.trial_keys(read_points(paths.points))[0])
+    if key.batch_size == LARGEST:
+        emit("block", text="tracing the memory for the first batch to try")
+        key = msgspec.structs.replace(key, batch_size=_traced(plan, key, int(capacity)))
+    procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
+    emit.point(trial_key(key))
+    point = try_calls(procedure, key)
+    point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
+    append_line(paths.points, point_to_line(point))
+    emit.done(point.key, point.status.value)
+    emit("block", text=f"{key}: {_outcome(point)}", is_result=True)
+
+
+def _traced(plan: config.Plan, key: Key, capacity_bytes: int) -> int:
+    """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
+    from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins, which later trials do without
+
+    try:
+        return MemoryTrace(plan).largest_batch(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
+    except (UserError, Unsupported):
+        return SMALLEST
+
+
+def _outcome(point: Point) -> str:
+    if point.status is not Status.OK:
+        return point.status.value
+    used = point.metric("memory/peak_bytes")
+    return "fits" if used is None or used.value is None else f"fits, peak {units.format_bytes(used.value)}"
+
+
+def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
+    """Add the trials of its batch to a timed point: as facts, their number, and the smallest batch that did not fit."""
+    point.facts[TRIALS] = list(trials)
+    _, fails = bracket(Trial(one["batch_size"], one["status"] == Status.OK) for one in trials)
+    failed = next((one for one in trials if one["batch_size"] == fails), None)
+    reason = None if failed else f"not reached in {len(trials)} trials"
+    point.metrics += [
+        Metric(name="largest_batch/trials_count", value=len(trials), unit="1"),
+        Metric(name="largest_batch/too_large", value=fails if failed else None, unit="1", reason=reason),
+    ]
+    if point.status is Status.OK and fails - point.key.batch_size > 1:
+        beyond = f"{fails} does not" if failed else "no larger one was tried"
+        point.doubts.append(
+            diagnostics.make("largest_batch_open", batch=point.key.batch_size, beyond=beyond, trials=len(trials))
+        )

@@ -1,0 +1,192 @@
+"""`batch_size=max`: the search against a known memory, its results in a run, and what is refused."""
+
+import csv
+import itertools
+from pathlib import Path
+
+import pytest
+
+from perfexp import commands
+from perfexp.commands.reproduce import _found_batches
+from perfexp.errors import UserError
+from perfexp.main import main
+from perfexp.orchestration.preparation import is_finished
+from perfexp.plan import config, plan_file
+from perfexp.prediction.largest_batch import MOST_TRIALS, TRIALS, Trial, bracket, next_batch, resolved, trial_keys
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, read_points, trial_key
+
+CAPACITY = 80e9
+WEIGHTS = 3e8
+#: 500 bytes hold weights of 96 and 2 pixels of 160 bytes, or 1 of 320 bytes in training.
+MEMORY = ("+gpu.script.memory_bytes=500", "model.weight_bytes=96", "model.bytes_per_pixel=160", "input_size=1")
+BOTH = ("batch_size=max", "mode=train_inference")
+SEARCH = (*BOTH, "model=fake", "gpu=fake", "ttfp=false", "tracking=none", "stopping=fixed", *MEMORY)
+
+
+def search(largest, *, start, assumed=1.0, capacity=CAPACITY):
+    """The trials on a device that holds `largest` samples, and whose memory seems to be `assumed` times as large."""
+    trials = []
+    per_sample = (CAPACITY / assumed - WEIGHTS) / largest
+    while (batch := next_batch(trials, start=start, capacity_bytes=capacity)) is not None:
+        trials.append(Trial(batch, batch <= largest, WEIGHTS + per_sample * batch if batch <= largest else None))
+    return trials
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 17, 100, 720, 3000])
+@pytest.mark.parametrize("near", [0, 0.02, -0.02])
+def test_a_traced_start_finds_the_edge_in_few_trials(largest, near):
+    trials = search(largest, start=max(1, round(largest * (1 + near))), assumed=1.001)
+    assert bracket(trials) == (largest, largest + 1)
+    assert len(trials) <= MOST_TRIALS
+
+
+@pytest.mark.parametrize("start", [1, 64, 1500, 1_000_000])
+@pytest.mark.parametrize("assumed", [0.97, 0.99, 1, 1.01, 1.03])
+def test_a_wrong_start_or_capacity_costs_trials_and_not_the_truth(start, assumed):
+    trials = search(720, start=start, assumed=assumed)
+    fits, fails = bracket(trials)
+    assert len(trials) <= MOST_TRIALS
+    assert len({trial.batch_size for trial in trials}) == len(trials)
+    assert 0.95 * 720 <= fits <= 720 < fails
+
+
+def test_without_used_bytes_the_batch_doubles_and_is_bisected():
+    assert [trial.batch_size for trial in search(5, start=1, capacity=None)] == [1, 2, 4, 8, 6, 5]
+    assert [trial.batch_size for trial in search(200, start=1, capacity=None)] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_where_not_even_one_sample_fits_the_search_ends():
+    assert search(0.5, start=1) == [Trial(1, False)]
+    assert [trial.batch_size for trial in search(0.5, start=300)] == [300, 150, 2, 1]
+
+
+def point(batch, status=Status.OK, *, of_trial=True, replicate=0, **facts):
+    key = Key(phase="train", input_size=(8, 8), batch_size=batch, precision="fp32", replicate=replicate)
+    metrics = [Metric(name="memory/peak_bytes", value=100.0 * batch, unit="bytes")] if status is Status.OK else []
+    key = trial_key(key) if of_trial else key
+    return Point(key=key, status=status, metrics=metrics, facts={"capacity_bytes": 450, **facts})
+
+
+WANTED = [
+    Key(phase="train", input_size=(8, 8), batch_size=batch, precision="fp32", replicate=replicate)
+    for replicate, batch in itertools.product(range(2), (2, LARGEST))
+]
+
+
+def sizes(results):
+    keys = resolved(WANTED, results), trial_keys(WANTED, results)
+    return tuple([key.batch_size for key in of] for of in keys)
+
+
+def test_trials_are_due_until_the_edge_is_known():
+    assert sizes([]) == ([2, LARGEST, 2, LARGEST], [LARGEST])
+    tried = [point(1)]
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [4])
+    tried.append(point(4))
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [5])
+    tried.append(point(5, Status.KILLED))
+    assert sizes(tried) == ([2, 4, 2, 4], [])
+
+
+def test_a_measurement_out_of_memory_is_a_trial_and_the_search_goes_on():
+    tried = [point(2), point(4), point(5, Status.OOM)]
+    trials = [{"batch_size": 4, "status": "ok"}]
+    tried.append(point(4, Status.OOM, of_trial=False, **{TRIALS: trials}))
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [3])
+    assert sizes([*tried, point(3)]) == ([2, 3, 2, 3], [])
+
+
+def test_a_measured_batch_is_final_without_its_trials():
+    assert sizes([point(3, of_trial=False, **{TRIALS: [{"batch_size": 3}]})]) == ([2, 3, 2, 3], [])
+
+
+@pytest.mark.parametrize("hostile", [None, "x", [1], [{"batch_size": "1", "status": {}}], [{}]])
+def test_facts_of_another_form_are_no_trials(hostile):
+    wanted = [WANTED[1]]
+    assert trial_keys(wanted, [point(3, Status.OOM, of_trial=False, **{TRIALS: hostile})])
+    assert resolved(wanted, [point(7, of_trial=False, **{TRIALS: hostile})])
+
+
+def batches(record):
+    return {one.key.phase: one.key.batch_size for one in record.points if one.key.replicate == 0}
+
+
+def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn, capsys):
+    code, printed, [record] = run.shared(*SEARCH, "output_dir=x")
+    assert (code, record.status) == (0, Status.OK)
+    assert batches(record) == {"train": 1, "inference": 2}
+    [train] = [one for one in record.points if one.key.phase == "train"]
+    assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [(2, "oom"), (1, "ok")]
+    assert train.metric("largest_batch/too_large").value == 2
+    assert train.metric("largest_batch/trials_count").value == len(train.facts[TRIALS])
+    assert "train 1 batch 2 fp32: oom" in printed
+    with Path("x/fake_default_overall.csv").open() as file:
+        assert [row["batch_size"] for row in csv.DictReader(file)] == ["1", "2"]
+    assert record.plan["batch_size"] == "max"
+    assert plan_file.plan_hash(plan_file.read(Path("x/plan.yaml"))) == record.plan_hash
+
+    capsys.readouterr()
+    assert commands.run(["status", "x"]) == 0
+    assert "2/2 done" in capsys.readouterr().out
+    assert is_finished(RunPaths(Path("x")), config.typed(record.plan))
+    assert main(["resume=x"]) == 0
+    assert "Nothing is left to measure" in capsys.readouterr().out
+
+
+def test_an_interrupted_search_goes_on_with_the_trials_that_it_has(run):
+    _, _, [record] = run.shared(*SEARCH, "output_dir=x")
+    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
+    assert is_trial(read_points(Path("x/points.jsonl"))[1].key)
+    Path("x/points.jsonl").write_bytes(b"".join(lines[:2]))
+    Path("x/record.json").unlink()
+    _, _, [again] = run(*SEARCH, "output_dir=x")
+    assert batches(again) == batches(record)
+    assert Path("x/points.jsonl").read_bytes().splitlines(keepends=True)[:2] == lines[:2]
+    assert len(read_points(Path("x/points.jsonl"))) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["gpu=cpu"], "a memory of its own"),
+        (["gpu=fake", "sweep=sparse"], "sweep=sparse"),
+        (["gpu=fake", "profiler=nvtx"], "profiler=nvtx"),
+        (["gpu=h100", "gpu.count=2"], "gpu.count=2"),
+        (["gpu=fake", "batch_size=[max,max]"], "batch_size has max twice"),
+        (["gpu=fake", "batch_size=largest"], "batch_size=largest is not a batch size"),
+    ],
+)
+def test_a_search_without_an_end_is_one_line(run, given, reason):
+    code, printed, records = run("model=fake", "batch_size=max", "tracking=none", "output_dir=x", *given)
+    assert (code, records) == (2, [])
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert reason in printed
+    assert not Path("x").exists()
+
+
+def test_a_device_without_a_memory_size_is_one_line(run):
+    code, printed, records = run("model=fake", "gpu=fake", "batch_size=max", "tracking=none", "output_dir=x")
+    assert (code, records) == (2, [])
+    assert printed.strip() == (
+        "error: batch_size=max needs a device with a limited memory, not scripted device: set batch_size=N."
+    )
+    assert not Path("x").exists()
+
+
+def test_predictions_name_the_batch_instead(capsys):
+    assert commands.run(["predict", "model=fake", "gpu=fake", "batch_size=max"]) == 2
+    assert "prints the largest batch" in capsys.readouterr().err
+
+
+def test_the_batches_of_a_record_are_measured_again(make_record):
+    plan = {"batch_size": "max", "mode": {"train": None, "inference": {"batch_size": None}}}
+    assert _found_batches(make_record(batches=(24,), plan=plan)) == ["mode.inference.batch_size=[24]", "batch_size=1"]
+    plan["mode"]["inference"]["batch_size"] = 3
+    assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
+    plan["mode"] |= {"train._target_=os.system": {"batch_size": "max"}}
+    assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
+    plan["mode"]["inference"]["batch_size"] = ["max"]
+    with pytest.raises(UserError, match="Each size"):
+        _found_batches(make_record(sizes=(64, 96), plan=plan))
