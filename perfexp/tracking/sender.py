@@ -29,8 +29,9 @@ from perfexp.errors import PerfexpError
 from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, is_unedited
-from perfexp.tracking.payload import Payload, Upload, to_ms
+from perfexp.tracking.payload import Payload, to_ms
 from perfexp.tracking.store import LockTimeout, how_to_look, is_foreign_place, locked
+from perfexp.tracking.uploads import Upload
 from perfexp.tracking.views import VIEWS, has_views
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _LONGEST_REASON = 2_000
 #: Errors that a server reports when two processes write the same run at once.
 _RACES = ("BAD_REQUEST", "INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
 _NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
+#: Tag of the name that perfexp gave a run; any other name was set by a person and stays.
+_NAME = "perfexp.name"
 #: Path of the record among the artifacts of a run.
 RECORD = "data/record.json"
 
@@ -258,7 +261,8 @@ class Claim:
 
     def _create(self, payload: Payload) -> Run:
         start, name = to_ms(payload.started), payload.name
-        run = self._client.create_run(self._experiment_id, start, tags=payload.identity, run_name=name)
+        tags = {**payload.identity, _NAME: name}
+        run = self._client.create_run(self._experiment_id, start, tags=tags, run_name=name)
         self._is_new = True
         _end(self._client, run, payload)
         return run
@@ -275,7 +279,7 @@ def _end(client: MlflowClient, run: Run, payload: Payload) -> None:
         client.update_run(run_id, status=payload.status)
     else:
         client.set_terminated(run_id, status=payload.status, end_time=to_ms(payload.ended))
-    if run.info.run_name == payload.placeholder:
+    if run.info.run_name == run.data.tags.get(_NAME) != payload.name:
         client.update_run(run_id, name=payload.name)
 
 
@@ -283,7 +287,7 @@ def _fill(client: MlflowClient, run: Run, payload: Payload, tags: Mapping[str, s
     """Update a run: metrics, parameters and tags, in batches as large as MLflow accepts."""
     from mlflow.entities import Metric, Param, RunTag
 
-    run_id, old = run.info.run_id, run.data
+    run_id, old, tags = run.info.run_id, run.data, {**tags, _NAME: payload.name}
     note = {_NOTE: payload.note} if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]) else {}
     metrics = [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures]
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]

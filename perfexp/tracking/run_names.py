@@ -1,0 +1,126 @@
+"""Names of runs in lists, which show about 17 characters: short, and what differs between runs comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfexp.records.record import Key, Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import one_line, subject
+
+#: Longest name that perfexp makes; a user's may be longer.
+LENGTH = 24
+#: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
+_PARTS = {axis: axis for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")}
+_PARTS |= {"model.name": "model", "mode.train.batch_size": "batch_size", "mode.inference.batch_size": "batch_size"}
+#: Nouns of a sweep's axes in its name.
+_NOUNS = {
+    "model": "models",
+    "algorithm": "algorithms",
+    "mode": "modes",
+    "precision": "precisions",
+    "execution": "executions",
+    "input_size": "sizes",
+    "batch_size": "batches",
+    "gpu": "GPUs",
+}
+#: Words that names leave out unless a sweep varies them.
+_USUAL = ("default", "fp32", "eager")
+_MODES = {"inference": "inf", "train_inference": "train+inf"}
+#: Fewest characters of a word that is cut.
+_LEAST = 4
+
+
+def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
+    """Return the name of a run, `vgg16 winograd 224 b8`: the user's own, or its words as far as they fit.
+
+    Args:
+        keys: the points that the name describes, by default all.
+    """
+    axes = record.sweep.axes if record.sweep else {}
+    own = None if record.sweep else of_user(record.plan)  # in a sweep it is the name of the whole
+    words = _words(record, list(keys) or [point.key for point in record.points if point.key.is_timed])
+    varying = [words.get(_PARTS[axis], "") if axis in _PARTS else _of_axis(axis, axes[axis]) for axis in axes]
+    return own or _fitted([*varying, *_fixed(words, axes)])
+
+
+def of_part(record: Record, keys: Sequence[Key]) -> str:
+    """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
+    words = _words(record, keys)
+    phase = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
+    return _fitted([words["batch_size"], phase, words["model"], *_fixed(words, ("model", "mode", "batch_size"))])
+
+
+def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the name of a sweep: its axes with the number of their values, `3 models × 2 algorithms`, and the rest."""
+    axes = dict.fromkeys(axis for child in sweep.children for axis in child.axes)
+    counts = {axis: len({child.axes.get(axis) for child in sweep.children}) for axis in axes}
+    is_whole = len(sweep.children) == sweep.jobs
+    counts = {axis: count if is_whole else 0 for axis, count in counts.items() if count > 1 or not is_whole}
+    own = of_user(records[0].plan) if records else None
+    return own or _of_axes(counts, records) or one_line(sweep.name)
+
+
+def of_sweep_of(record: Record) -> str:
+    """Return the name of a run's sweep until its summary is sent: `models × algorithms`."""
+    axes = record.sweep.axes if record.sweep else {}
+    return of_user(record.plan) or _of_axes(dict.fromkeys(axes, 0), [record]) or "sweep"
+
+
+def of_user(plan: Mapping[str, Any]) -> str | None:
+    """Return `tracking.run_name` of a plan; None without."""
+    tracking = plan.get("tracking")
+    name = tracking.get("run_name") if isinstance(tracking, Mapping) else None
+    return one_line(str(name)) or None if name else None
+
+
+def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
+    """The axes with the numbers of their values, where they are known, and what all records share."""
+    nouns = [f"{counts[axis] or ''} {_NOUNS.get(_PARTS.get(axis, axis)) or axis.rpartition('.')[2]}" for axis in counts]
+    words = [_fixed(_words(one, [point.key for point in one.points if point.key.is_timed]), counts) for one in records]
+    shared = [word for word in words[0] if all(word in other for other in words)] if words else []
+    return _fitted([" × ".join(noun.strip() for noun in nouns), *shared]) if counts else ""
+
+
+def _of_axis(axis: str, value: str) -> str:
+    return one_line(value if axis in ("gpu", "experiment") else f"{axis.rpartition('.')[2]}={value}")
+
+
+def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
+    """The words of a run by the part of its name, the most telling first."""
+    about, choices = subject(record.plan), record.plan.get("choices")
+    sizes = [key.size_label for key in sorted(keys, key=lambda key: key.pixels)]
+    batches = [str(size) for size in sorted({key.batch_size for key in keys})]
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": _MODES.get(about.mode, about.mode),
+        "precision": about.precision,
+        "execution": one_line(str(choices.get("execution", "eager"))) if isinstance(choices, Mapping) else "eager",
+        "input_size": _range(sizes),
+        "batch_size": f"b{_range(batches)}" if batches else "",
+    }
+
+
+def _range(sorted_texts: Sequence[str]) -> str:
+    return "-".join(dict.fromkeys([*sorted_texts[:1], *sorted_texts[-1:]]))
+
+
+def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
+    """The words that no axis shows; inference, the usual mode, comes last and goes first."""
+    shown = {_PARTS.get(axis) for axis in axes}
+    rest = [word for part, word in words.items() if part not in shown and word not in _USUAL]
+    return sorted(rest, key=lambda word: word == _MODES["inference"])
+
+
+def _fitted(words: Iterable[str]) -> str:
+    """Join the words that fit; one of the first two that does not fit is cut."""
+    text = ""
+    for number, word in enumerate(filter(None, dict.fromkeys(words))):
+        room = LENGTH - len(text) - (1 if text else 0)
+        if len(word) > room and number < 2 and room > _LEAST:
+            word = f"{word[: room - 1]}…"
+        if len(word) <= room:
+            text = f"{text} {word}".strip()
+    return text
