@@ -28,7 +28,8 @@ from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker, live, payload, store
 from perfexp.tracking.descriptions import clean, reasons, tag_fault
 from perfexp.tracking.payload import Payload
-from perfexp.tracking.sender import Delivery, Fetch, Request, TrackingFailed, reason
+from perfexp.tracking.sender import Delivery, Fetch, Request, reason
+from perfexp.tracking.store import TrackingFailed
 
 #: The sender answers this long before it would be killed: its message names the process that it waited for.
 _MARGIN_SECONDS = 0.5

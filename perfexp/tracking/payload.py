@@ -21,8 +21,10 @@ from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
+from perfexp.tables import csv_tables
 from perfexp.tables.quantities import PointRun, Quantity, of_epochs, point_runs, quantities
-from perfexp.tracking import best, descriptions, run_names, run_params
+from perfexp.tracking import best, datasets, descriptions, run_names, run_params
+from perfexp.tracking.datasets import Dataset
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
 from perfexp.tracking.uploads import Upload, sendable
 
@@ -48,7 +50,7 @@ class Payload:
     """One MLflow run.
 
     Attributes:
-        identity: tags that the run is found by; `tags` has all others.
+        identity: tags that the run is found by; `tags` has others, `first_tags` those that a person may extend.
         status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
         started: date and time, ISO 8601, as of `ended`.
         parent: the sweep's own run, as it is created if it is missing.
@@ -63,6 +65,8 @@ class Payload:
     figures: list[Figure] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    first_tags: dict[str, str] = field(default_factory=dict)
+    datasets: list[Dataset] = field(default_factory=list)
     note: str = ""
     files: list[Upload] = field(default_factory=list)
     parent: Payload | None = None
@@ -78,6 +82,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
     files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
+    points, first_tags = datasets.table(csv_tables.overall(record))
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     tags = {
@@ -96,8 +101,10 @@ def of_run(record: Record, folder: Path) -> Payload:
         figures=figures,
         params=run_params.of_run(record),
         tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
+        first_tags=first_tags,
+        datasets=datasets.of_keys(record, [row.key for row in table]),
         note=descriptions.of_run(record, table, skipped),
-        files=files,
+        files=[*files, *points],
         parent=_parent(record),
         children=[_of_points(record, part) for part in parts] if len(parts) > 1 else [],
     )
@@ -113,6 +120,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
     table = [row for record in records for row in rows(record)]
+    points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
@@ -131,8 +139,9 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         figures=[Figure(name, value, 0, ended) for name, _, value in best.figures(table)],
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
+        first_tags=first_tags,
         note=descriptions.of_sweep(sweep, records),
-        files=sendable(files, folder)[0],
+        files=[*sendable(files, folder)[0], *points],
     )
 
 
@@ -189,6 +198,7 @@ def _of_points(record: Record, part: PointRun) -> Payload:
         figures=figures,
         params=run_params.of_keys(record, keys),
         tags=descriptions.point_tags(record, part.rows, notes),
+        datasets=datasets.of_keys(record, keys),
         note=descriptions.of_points(record, part.rows),
     )
 

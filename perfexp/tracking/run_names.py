@@ -90,17 +90,25 @@ def _of_axis(axis: str, value: str) -> str:
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     """The words of a run by the part of its name, the most telling first."""
     about, choices = subject(record.plan), record.plan.get("choices")
-    sizes = [key.size_label for key in sorted(keys, key=lambda key: key.pixels)]
-    batches = [str(size) for size in sorted({key.batch_size for key in keys})]
     return {
         "model": about.model,
         "algorithm": about.algorithm,
         "mode": _MODES.get(about.mode, about.mode),
         "precision": about.precision,
         "execution": one_line(str(choices.get("execution", "eager"))) if isinstance(choices, Mapping) else "eager",
-        "input_size": _range(sizes),
-        "batch_size": f"b{_range(batches)}" if batches else "",
+        "input_size": _range([key.size_label for key in sorted(keys, key=lambda key: key.pixels)]),
+        "batch_size": _batches(keys),
     }
+
+
+def _batches(keys: Sequence[Key]) -> str:
+    return f"b{_range([str(size) for size in sorted({key.batch_size for key in keys})])}" if keys else ""
+
+
+def shape(keys: Sequence[Key]) -> str:
+    """Return sizes and batch sizes of some points: `224x224 b8`, `160x160-320x320 b1-64`."""
+    sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
+    return f"{_range(sizes)} {_batches(keys)}".strip()
 
 
 def _range(sorted_texts: Sequence[str]) -> str:

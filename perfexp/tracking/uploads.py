@@ -17,11 +17,16 @@ _MAX_FILE_BYTES = 2 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file to send, to one of `FOLDERS` or to none, under a name of letters, digits and `._-`."""
+    """A file to send, to one of `FOLDERS` or to none, under a name of letters, digits and `._-`.
 
-    source: Path
+    Attributes:
+        source: path of the file; None for a file that is made of `content`.
+    """
+
+    source: Path | None
     folder: str
     name: str
+    content: str = ""
 
 
 def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:

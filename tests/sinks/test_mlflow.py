@@ -14,7 +14,7 @@ from perfexp.records.record import Artifact, Epoch, Metric, Status, SweepMembers
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.tracking import mlflow_sink, payload, sender
 from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.sender import TrackingFailed
+from perfexp.tracking.store import TrackingFailed
 from tests.conftest import PHASES, TTFP
 
 
@@ -195,7 +195,7 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
 
     record = make_record(sizes=(224, 256), batches=(1, 8, 16))
     folder = leave_run(record, tmp_path)
-    fill, left = sender._fill, [2]
+    fill, left = sender.fill, [2]
 
     def until_the_power_fails(*arguments):
         left[0] -= 1
@@ -203,10 +203,10 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
             raise OSError("no power")
         fill(*arguments)
 
-    monkeypatch.setattr(sender, "_fill", until_the_power_fails)
+    monkeypatch.setattr(sender, "fill", until_the_power_fails)
     with pytest.raises(TrackingFailed, match="no power"):
         sink.publish(record, folder)
-    monkeypatch.setattr(sender, "_fill", fill)
+    monkeypatch.setattr(sender, "fill", fill)
     assert {run.info.status for run in runs()} == {"FINISHED"}
     sink.publish(record, folder)
     before, points = parts()
@@ -229,7 +229,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
 ):
     from mlflow import MlflowClient
 
-    record, upload = make_record(batches=(1, 8)), sender._upload
+    record, upload = make_record(batches=(1, 8)), sender.upload
     client = MlflowClient(tracking_uri=store)
 
     def while_another_makes_the_same_run(*arguments):
@@ -238,7 +238,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
         tags = {name: own.data.tags[name] for name in ("perfexp.kind", "perfexp.uid")}
         client.create_run(own.info.experiment_id, start_time=own.info.start_time - 1, tags=tags)
 
-    monkeypatch.setattr(sender, "_upload", while_another_makes_the_same_run)
+    monkeypatch.setattr(sender, "upload", while_another_makes_the_same_run)
     sink.publish(record, leave_run(record, tmp_path))
     run, points = parts()
     assert run.info.start_time == 1772359200000 - 1
@@ -284,7 +284,7 @@ def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run,
 
 
 def test_a_second_publication_changes_nothing(sink, runs, history, files, make_record, leave_run, tmp_path):
-    record = make_record(sizes=(224, 256))
+    record = make_record(sizes=(224, 256), plan={"data": {"root": "x"}, "choices": {"data": "cifar10"}})
     folder = leave_run(record, tmp_path)
     first = sink.publish(record, folder)
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
@@ -292,6 +292,9 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
     assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
     assert len(history(runs()[0], "latency/p50_ms")) == 2
     assert files(runs()[0]) == ["config", "data", "logs", "tables"]
+    assert "tables/points.json" in files(runs()[0], "tables")
+    [data] = runs()[0].inputs.dataset_inputs
+    assert (data.dataset.name, data.tags[0].value) == ("cifar10 224x224-256x256 b1", "inference")
 
 
 def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
@@ -318,11 +321,13 @@ def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tm
     assert "10.0 ms" in runs()[0].data.tags["mlflow.note.content"]
     client.set_tag(run_id, "mlflow.note.content", "mine")
     client.set_tag(run_id, "reviewed", "yes")
+    client.set_tag(run_id, "mlflow.loggedArtifacts", "with a table of mine")
     client.update_run(run_id, name="the good one")
     sink.publish(record, folder)
     (run,) = runs()
     assert run.data.tags["mlflow.note.content"] == "mine"
     assert run.data.tags["reviewed"] == "yes"
+    assert run.data.tags["mlflow.loggedArtifacts"] == "with a table of mine"
     assert run.info.run_name == "the good one"
 
 
