@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.record import Record, without_replicate
-from perfexp.records.summary import Row, is_clearly_below, rows
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.record import without_replicate
+from perfexp.records.summary import Row, is_clearly_below
+from perfexp.records.sweep_record import SweepChild
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, varying
-from perfexp.summaries.sweep_summary import paired
 from perfexp.tracking.descriptions import metric_part
 
 #: Times of a call that can be best; the fastest run of one size and batch size is that of the first one.
@@ -34,19 +33,22 @@ def figures(table: Sequence[Row]) -> Iterator[tuple[str, Row, float]]:
             yield f"{prefix}samples_per_second", best, rate
 
 
-def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
+def winner(table: Sequence[tuple[SweepChild, Row]]) -> dict[str, str]:
     """Return tags of the best run of a sweep: its axes, the deciding metric, and runs that are not clearly worse.
 
-    Runs of one size and batch size are compared by the first time that all of them have, others by their rates. There
-    is none in a sweep over phases, or without a second run.
+    If all measurements have the same size and samples per call, the first time that all of them have decides, otherwise
+    the rate. A sweep over phases, or with one measured run, has no winner.
     """
-    found = [(child, row) for child, record in paired(sweep, records) if record for row in rows(record) if row.time]
+    found = [(child, row) for child, row in table if row.time]
     keys = list(dict.fromkeys(without_replicate(row.key) for _, row in found))
     if len({child.job for child, _ in found}) < 2 or "phase" in varying(keys):
         return {}
     kind = next((kind for kind in _TIMES if all(kind in row.times for _, row in found)), None)
-    metric = _RATE if "input_size" in varying(keys) or "batch_size" in varying(keys) or not kind else f"{kind}/p50_ms"
+    is_alike = len({(row.key.input_size, row.samples_per_call) for _, row in found}) == 1
+    metric = f"{kind}/p50_ms" if kind and is_alike else _RATE
     measured = [(_label(child, row, varying(keys)), figure) for child, row in found if (figure := _of(row, metric))]
+    if not measured:
+        return {}
     name, best = min(measured, key=lambda one: -one[1].value if metric == _RATE else one[1].value)
     is_worse = partial(is_clearly_below, other=best) if metric == _RATE else partial(is_clearly_below, best)
     ties = dict.fromkeys(other for other, figure in measured if other != name and not is_worse(figure))

@@ -94,7 +94,7 @@ def own_tags(plan: Mapping[str, Any]) -> dict[str, str]:
     tracking = plan.get("tracking")
     own = tracking.get("tags") if isinstance(tracking, Mapping) else None
     texts = {str(name): str(text) for name, text in own.items()} if isinstance(own, Mapping) else {}
-    return {allowed(name)[:NAME_LENGTH]: text for name, text in texts.items() if tag_fault(name) is None}
+    return {name[:NAME_LENGTH]: text for name, text in texts.items() if tag_fault(name) is None}
 
 
 def tag_fault(name: str) -> str | None:

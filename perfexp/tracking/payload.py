@@ -21,6 +21,7 @@ from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.sweep_summary import paired
 from perfexp.tables import csv_tables
 from perfexp.tables.quantities import PointRun, Quantity, of_epochs, point_runs, quantities
 from perfexp.tracking import best, datasets, descriptions, run_names, run_params
@@ -82,7 +83,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
     files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
-    points, first_tags = datasets.table(csv_tables.overall(record))
+    points, first_tags = datasets.table(csv_tables.overall(record, table))
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     tags = {
@@ -119,14 +120,14 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = [row for record in records for row in rows(record)]
+    table = [(child, row) for child, record in paired(sweep, records) if record for row in rows(record)]
     points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
         "mlflow.source.name": "perfexp",
-        **(best.winner(sweep, records) if is_whole else {}),
+        **(best.winner(table) if is_whole else {}),
         **(descriptions.own_tags(records[0].plan) if records else {}),
     }
     return Payload(
@@ -136,7 +137,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
-        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures(table)],
+        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures([row for _, row in table])],
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,
@@ -208,7 +209,7 @@ def _parent(record: Record) -> Payload | None:
     if record.sweep is None:
         return None
     return Payload(
-        name=_name(run_names.of_sweep_of(record)),
+        name=_name(run_names.of_unfinished_sweep(record)),
         identity=_sweep_identity(record.sweep.uid),
         status="SCHEDULED",
         started=record.started,

@@ -24,12 +24,13 @@ _NOUNS = {
     "input_size": "sizes",
     "batch_size": "batches",
     "gpu": "GPUs",
+    "gpu.count": "GPU counts",
 }
+#: Further axes that a name shows by value only.
+_PLAIN = ("gpu", "experiment")
 #: Words that names leave out unless a sweep varies them.
 _USUAL = ("default", "fp32", "eager")
 _MODES = {"inference": "inf", "train_inference": "train+inf"}
-#: Fewest characters of a word that is cut.
-_LEAST = 4
 
 
 def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
@@ -41,15 +42,14 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
     axes = record.sweep.axes if record.sweep else {}
     own = None if record.sweep else of_user(record.plan)  # in a sweep it is the name of the whole
     words = _words(record, list(keys) or [point.key for point in record.points if point.key.is_timed])
-    varying = [words.get(_PARTS[axis], "") if axis in _PARTS else _of_axis(axis, axes[axis]) for axis in axes]
-    return own or _fitted([*varying, *_fixed(words, axes)])
+    return own or _fitted([*_varying(words, axes), *_fixed(words, axes)])
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
     """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
-    words = _words(record, keys)
-    phase = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
-    return _fitted([words["batch_size"], phase, words["model"], *_fixed(words, ("model", "mode", "batch_size"))])
+    words, axes = _words(record, keys), record.sweep.axes if record.sweep else {}
+    words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
+    return _fitted([words["batch_size"], words["mode"], *_varying(words, axes), *_fixed(words, axes)])
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
@@ -62,7 +62,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     return own or _of_axes(counts, records) or one_line(sweep.name)
 
 
-def of_sweep_of(record: Record) -> str:
+def of_unfinished_sweep(record: Record) -> str:
     """Return the name of a run's sweep until its summary is sent: `models × algorithms`."""
     axes = record.sweep.axes if record.sweep else {}
     return of_user(record.plan) or _of_axes(dict.fromkeys(axes, 0), [record]) or "sweep"
@@ -83,8 +83,10 @@ def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
     return _fitted([" × ".join(noun.strip() for noun in nouns), *shared]) if counts else ""
 
 
-def _of_axis(axis: str, value: str) -> str:
-    return one_line(value if axis in ("gpu", "experiment") else f"{axis.rpartition('.')[2]}={value}")
+def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
+    """The words of a sweep's axes."""
+    own = {axis: f"{'' if axis in _PLAIN else axis.rpartition('.')[2] + '='}{value}" for axis, value in axes.items()}
+    return [words[_PARTS[axis]] if axis in _PARTS else one_line(word) for axis, word in own.items()]
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
@@ -123,12 +125,14 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
 
 
 def _fitted(words: Iterable[str]) -> str:
-    """Join the words that fit; one of the first two that does not fit is cut."""
-    text = ""
-    for number, word in enumerate(filter(None, dict.fromkeys(words))):
-        room = LENGTH - len(text) - (1 if text else 0)
-        if len(word) > room and number < 2 and room > _LEAST:
-            word = f"{word[: room - 1]}…"
-        if len(word) <= room:
-            text = f"{text} {word}".strip()
+    """Join the words that fit; of the first two the longer one is cut."""
+    first, second, *rest = *filter(None, dict.fromkeys(words)), "", ""
+    first = _cut(first, max(LENGTH // 2, LENGTH - 1 - len(second)) if second else LENGTH)
+    text = f"{first} {_cut(second, LENGTH - 1 - len(first))}".strip()
+    for word in rest:
+        text = f"{text} {word}".strip() if len(text) + 1 + len(word) <= LENGTH else text
     return text
+
+
+def _cut(word: str, length: int) -> str:
+    return word if len(word) <= length else f"{word[: length - 1]}…"

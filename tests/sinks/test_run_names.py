@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from perfexp.records.record import Status, SweepMembership
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.sweep_summary import paired
 from perfexp.tracking import best, descriptions, run_names, run_params
 
 
@@ -20,8 +22,9 @@ def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32",
         ({"plan": plan(), "batches": (8,)}, "vgg16 224 b8 inf"),
         ({"plan": plan(mode="train", precision="fp16"), "phases": ("train",)}, "vgg16 train fp16 224 b1"),
         ({"plan": plan(), "sizes": (224, 320, 256), "batches": (1, 64)}, "vgg16 224-320 b1-64 inf"),
-        ({"plan": plan("mobilenet_v3_large", "implicit_precomp_gemm")}, "mobilenet_v3_large impl…"),
-        ({"plan": plan("deeplabv3plus_r101_cityscapes")}, "deeplabv3plus_r101_city…"),
+        ({"plan": plan("mobilenet_v3_large", "implicit_precomp_gemm")}, "mobilenet_v… implicit_p…"),
+        ({"plan": plan("deeplabv3plus_r101_cityscapes")}, "deeplabv3plus_r101_… 224"),
+        ({"plan": plan("wide_resnet50_2", mode="train", precision="fp16")}, "wide_resnet50_2 train b1"),
         ({"plan": plan(choices={"execution": "compile"})}, "vgg16 compile 224 b1 inf"),
         ({"plan": plan(tracking={"run_name": "the one that I show to my boss"})}, "the one that I show to my boss"),
     ],
@@ -43,6 +46,18 @@ def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
     assert run_names.of_run(make_record(plan=plan(tracking={"run_name": "whole"}), sweep=membership)) == name
 
 
+def test_a_part_of_a_run_begins_with_its_batch_size_and_phase(make_record):
+    membership = SweepMembership(uid="s", job=0, jobs=2, axes={"algorithm": "default"})
+    record = make_record(plan=plan(), batches=(1, 8), phases=("train", "inference"), sweep=membership)
+    names = [run_names.of_part(record, [point.key]) for point in record.points if point.key.is_timed]
+    assert names == [
+        "b1 train default vgg16",
+        "b1 inf default vgg16 224",
+        "b8 train default vgg16",
+        "b8 inf default vgg16 224",
+    ]
+
+
 def swept(make_record, seconds, axis="algorithm", **fields):
     """A sweep over an axis, whose runs take these times: its summary and records."""
     sweep = Sweep(uid="s", name=axis, started="2026-03-01T10:00:00+00:00", jobs=len(seconds))
@@ -60,10 +75,14 @@ def swept(make_record, seconds, axis="algorithm", **fields):
     return sweep, records
 
 
+def winner(sweep, records):
+    return best.winner([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
+
+
 def test_a_sweep_is_named_by_what_it_measures(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 2.0})
     assert run_names.of_sweep(sweep, records) == "3 algorithms vgg16 224"
-    assert run_names.of_sweep_of(records[0]) == "algorithms vgg16 224 b1"
+    assert run_names.of_unfinished_sweep(records[0]) == "algorithms vgg16 224 b1"
     sweep.jobs = 4
     assert run_names.of_sweep(sweep, records) == "algorithms vgg16 224 b1"
     records[0].plan["tracking"] = {"run_name": "whole"}
@@ -72,20 +91,20 @@ def test_a_sweep_is_named_by_what_it_measures(make_record):
 
 def test_the_winner_of_a_sweep_is_the_fastest_and_ties_are_named(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 0.5001})
-    assert best.winner(sweep, records) == {
+    assert winner(sweep, records) == {
         "perfexp.best": "algorithm=winograd",
         "perfexp.best_by": "latency/p50_ms",
         "perfexp.best_ties": "algorithm=direct",
     }
-    assert best.winner(sweep, records[:1]) == {}
+    assert winner(sweep, records[:1]) == {}
 
 
 def test_the_winner_over_batch_sizes_has_the_highest_rate(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5}, batches=(1, 8))
-    figures = {name: (row.key.batch_size, value) for name, row, value in best.figures(best.rows(records[1]))}
+    figures = {name: (row.key.batch_size, value) for name, row, value in best.figures(rows(records[1]))}
     assert figures["best/latency_p50_ms"] == (1, pytest.approx(5, rel=0.01))
-    assert best.winner(sweep, records)["perfexp.best"].startswith("algorithm=winograd, batch ")
-    assert best.winner(sweep, records)["perfexp.best_by"] == "throughput/samples_per_second"
+    assert winner(sweep, records)["perfexp.best"].startswith("algorithm=winograd, batch ")
+    assert winner(sweep, records)["perfexp.best_by"] == "throughput/samples_per_second"
 
 
 def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
@@ -104,5 +123,5 @@ def test_a_tag_that_is_taken_is_refused_and_never_sent(name):
 
 def test_a_users_description_stands_above_the_results(make_record):
     record = make_record(plan={"tracking": {"description": "a *first* <b>try</b>"}})
-    note = descriptions.of_run(record, best.rows(record), {})
+    note = descriptions.of_run(record, rows(record), {})
     assert note.startswith("a \\*first\\* &lt;b&gt;try&lt;/b&gt;\n\n**inference")
