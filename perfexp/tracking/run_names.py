@@ -80,7 +80,7 @@ def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
     nouns = [f"{counts[axis] or ''} {_NOUNS.get(_PARTS.get(axis, axis)) or axis.rpartition('.')[2]}" for axis in counts]
     words = [_fixed(_words(one, [point.key for point in one.points if point.key.is_timed]), counts) for one in records]
     shared = [word for word in words[0] if all(word in other for other in words)] if words else []
-    return _fitted([" × ".join(noun.strip() for noun in nouns), *shared]) if counts else ""
+    return _with(_cut(" × ".join(noun.strip() for noun in nouns), LENGTH), shared)
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
@@ -128,8 +128,12 @@ def _fitted(words: Iterable[str]) -> str:
     """Join the words that fit; of the first two the longer one is cut."""
     first, second, *rest = *filter(None, dict.fromkeys(words)), "", ""
     first = _cut(first, max(LENGTH // 2, LENGTH - 1 - len(second)) if second else LENGTH)
-    text = f"{first} {_cut(second, LENGTH - 1 - len(first))}".strip()
-    for word in rest:
+    return _with(f"{first} {_cut(second, LENGTH - 1 - len(first))}".strip(), rest)
+
+
+def _with(text: str, words: Iterable[str]) -> str:
+    """A text with the words that fit behind it."""
+    for word in words if text else ():
         text = f"{text} {word}".strip() if len(text) + 1 + len(word) <= LENGTH else text
     return text
 

@@ -83,6 +83,11 @@ def test_a_sweep_is_named_by_what_it_measures(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 2.0})
     assert run_names.of_sweep(sweep, records) == "3 algorithms vgg16 224"
     assert run_names.of_unfinished_sweep(records[0]) == "algorithms vgg16 224 b1"
+    for child in sweep.children:
+        child.axes["batch_size"] = str(1 + child.job)
+    assert run_names.of_sweep(sweep, records) == "3 algorithms × 3 batches"
+    for child in sweep.children:
+        del child.axes["batch_size"]
     sweep.jobs = 4
     assert run_names.of_sweep(sweep, records) == "algorithms vgg16 224 b1"
     records[0].plan["tracking"] = {"run_name": "whole"}
