@@ -60,7 +60,7 @@ class View:
 
 
 #: Columns that every list has: those beside the names, and the duration.
-_FIXED, _LAST = {"attributes.`Run Name`": 210, "runDateAndNestInfo": 105}, {"duration": 80}
+_FIXED, _LAST = {"attributes.`Run Name`": 195, "runDateAndNestInfo": 110}, {"duration": 80}
 
 
 def _metrics(**widths: int) -> dict[str, int]:
@@ -76,15 +76,15 @@ def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> 
         query=f"params.phase = '{phase}' and tags.`perfexp.kind` != 'sweep' and tags.`{device}` LIKE '%'",
         order=f"metrics.`{kind}/p50_ms`",
         columns={
-            "params.`algorithm`": 110,
-            **_metrics(**ends, throughput__samples_per_second=105, **further),
+            "params.`algorithm`": 135,
+            **_metrics(**ends, throughput__samples_per_second=95, **further),
             **_SUBJECT,
         },
         device=device,
     )
 
 
-_SUBJECT = {f"params.`{name}`": width for name, width in (("model", 115), ("input_size", 65), ("batch_size", 65))}
+_SUBJECT = {f"params.`{name}`": width for name, width in (("model", 105), ("input_size", 75), ("batch_size", 75))}
 _SUBJECT |= {"params.`precision`": 65, "params.`device`": 160, "tags.`perfexp.doubts`": 120}
 _STEPS = {f"train_phase__{name}_ms": 95 for name in ("forward", "backward")}
 VIEWS = (
