@@ -97,6 +97,12 @@ def own_tags(plan: Mapping[str, Any]) -> dict[str, str]:
     return {name[:NAME_LENGTH]: text for name, text in texts.items() if tag_fault(name) is None}
 
 
+def sweep_tags(first: Record) -> dict[str, str]:
+    """Return the tags that a sweep has of its first run: the user, the commit, and the user's own ones."""
+    facts = {name: fact(first.environment, name) for name in _FACTS if name.startswith("mlflow.")}
+    return facts | own_tags(first.plan)
+
+
 def tag_fault(name: str) -> str | None:
     """Why a user's tag cannot have this name; None if it can."""
     if name.startswith(_RESERVED) or name in _TAKEN:

@@ -128,7 +128,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         "perfexp.failed": str(len(sweep.children) - num_finished),
         "mlflow.source.name": "perfexp",
         **(best.winner(table) if is_whole else {}),
-        **(descriptions.own_tags(records[0].plan) if records else {}),
+        **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
         name=_name(run_names.of_sweep(sweep, records)),

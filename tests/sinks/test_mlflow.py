@@ -466,6 +466,7 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
     assert parent.data.metrics["best/samples_per_second"] == pytest.approx(100, rel=0.01)
     assert parent.info.end_time - parent.info.start_time == 3_600_000
     counts = {"perfexp.expected": "2", "perfexp.finished": "2", "perfexp.failed": "0"}
+    counts["mlflow.source.git.commit"] = "0123abcd"
     assert counts.items() <= parent.data.tags.items()
     assert files(parent) == ["plots", "tables"]
     assert "10.0 ms" in parent.data.tags["mlflow.note.content"]
