@@ -93,7 +93,7 @@ def own_tags(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return `tracking.tags` of a plan; a record may come from anywhere, so that names are checked again."""
     tracking = plan.get("tracking")
     own = tracking.get("tags") if isinstance(tracking, Mapping) else None
-    texts = {str(name): str(text) for name, text in own.items()} if isinstance(own, Mapping) else {}
+    texts = {str(name): str(text) for name, text in own.items() if text is not None} if isinstance(own, Mapping) else {}
     return {name[:NAME_LENGTH]: text for name, text in texts.items() if tag_fault(name) is None}
 
 

@@ -86,9 +86,10 @@ class MlflowSink(Tracker):
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
-        # name, description and tags are read from the record, which `perfexp log` sends later with the same ones
-        faults = {name: fault for name in tags or {} if (fault := tag_fault(str(name)))}
-        if faults:
+        # the payload takes name, description and tags from the record, so that `perfexp log` sends the same ones
+        if tags is not None and not isinstance(tags, Mapping):
+            raise UserError(f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}.")
+        if faults := {str(name): fault for name in tags or {} if (fault := tag_fault(str(name)))}:
             raise UserError(f"tracking.tags: {reasons(faults)}.")
         self.uri = store.store_uri(None if uri is None else reveal(uri))
         store.refuse_foreign_database(self.uri)

@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
+from perfexp.errors import UserError
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.sweep_summary import paired
 from perfexp.tracking import best, descriptions, run_names, run_params
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 
 def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32", **more):
@@ -124,6 +126,12 @@ def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
 def test_a_tag_that_is_taken_is_refused_and_never_sent(name):
     assert descriptions.tag_fault(name)
     assert descriptions.own_tags({"tracking": {"tags": {name: "x", "team": "vision"}}}) == {"team": "vision"}
+
+
+@pytest.mark.parametrize("tags", ["team", {"gpu": "mine"}])
+def test_tags_that_cannot_be_are_refused_before_anything_is_measured(tags, tmp_path):
+    with pytest.raises(UserError, match=r"tracking\.tags"):
+        MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", tags=tags)
 
 
 def test_a_users_description_stands_above_the_results(make_record):
