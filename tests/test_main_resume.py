@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from perfexp.cli.resume import with_resumed
 from perfexp.main import main
+from perfexp.plan import config
 from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -123,6 +125,14 @@ def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
     assert "--config-dir=mine" in printed
     assert run("--config-dir=mine", "resume=x")[0] == 0
     assert run("resume=x", "--config-dir", "mine")[0] == 0
+
+
+def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
+    texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
+    content = {"format": config.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
+    arguments, _ = with_resumed([f"resume={tmp_path}"])
+    assert [text for text in arguments if "tracking" in text] == texts
 
 
 def test_doubts_of_an_earlier_worker_stay(run, tmp_path):

@@ -21,6 +21,8 @@ from perfexp.records.sweep_record import Sweep
 
 #: Overrides that are repeated although they do not concern the measurement: names of options, not addresses.
 _REPEATED = ("tracking", "profiler")
+#: Texts that a tracking store shows.
+_TEXTS = ("tracking.run_name", "tracking.description", "tracking.tags")
 
 
 def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
@@ -66,7 +68,8 @@ def _is_repeated(argument: str) -> bool:
     key = key_of(argument)
     if key == "timeout_seconds":  # a limit of a moment would end every worker
         return re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", argument.partition("=")[2]) is not None
-    return is_measured(argument) or key in _REPEATED or key.startswith("profiler.")
+    is_text = key in _TEXTS or key.startswith("tracking.tags.")
+    return is_measured(argument) or key in _REPEATED or key.startswith("profiler.") or is_text
 
 
 def _stored(folder: Path) -> tuple[list[str], bool, str | None]:

@@ -31,7 +31,7 @@ _CONFIG, _WEIGHTS = "model.config", "model.weights"
 _PATHS = {_WEIGHTS, "model.weights_dir", "data.root"}
 _TYPED = {"profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir"}
 #: Mappings of plain names to plain values: layers to algorithms, and the script of a fake device.
-_MAPPINGS = ("algorithm.layers.", "gpu.script.")
+_MAPPINGS = ("algorithm.layers.", "gpu.script.", "tracking.tags.")
 _PLAIN = (bool, int, float, str, NoneType)
 _GLOBAL = re.compile(rb"^#\s*@package\s+_global_\s*$", re.MULTILINE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import importlib.util
 import os
@@ -63,6 +64,7 @@ def collect() -> dict[str, Any]:
         "executable": sys.executable,
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "host": socket.gethostname(),
+        "user": _user(),
         "os": _operating_system(),
         "kernel": platform.release(),
         "machine": platform.machine(),
@@ -84,6 +86,13 @@ def collect() -> dict[str, Any]:
             name: value for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if (value := os.environ.get(name))
         },
     }
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        return None
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:

@@ -1,4 +1,7 @@
-"""Every number of a record, with its point, its group, and a name that ends in its unit."""
+"""The numbers of a record that are shown in charts: its point, its group, and a name that ends in its unit.
+
+Extremes, numbers of outliers and cycles are in the tables only.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from perfexp.summaries.wording import percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320
+#: Metrics for comparisons of two runs, which the tables have.
+_TABLE_ONLY = ("device/cycles_per_call",)
 
 
 class Quantity(NamedTuple):
@@ -67,7 +72,7 @@ def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
 
 
 def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
-    """Yield all numbers of one phase and batch size, point by point."""
+    """Yield the numbers of one phase and batch size, point by point."""
     percentiles = requested_percentiles(record)
     steps = _steps(run.rows)
     for row, step in zip(run.rows, steps.values(), strict=True):
@@ -118,7 +123,10 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
         for name, value in _of_time(time):
             yield kind, name, value
     if row.samples_per_second:
-        yield "throughput", "samples_per_second", row.samples_per_second.value
+        rate = row.samples_per_second
+        for ending, number in (("", rate.value), ("_low", rate.low), ("_high", rate.high)):
+            if number is not None:
+                yield "throughput", f"samples_per_second{ending}", number
     for name, seconds in row.phases.items():
         yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3
     yield "point", "input_height", row.key.input_size[0]
@@ -133,15 +141,15 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
 
 def _of_time(time: blockwise.Summary) -> Iterator[tuple[str, float]]:
     yield "p50_ms", time.median.value * 1e3
+    for name, end in (("ci_low_ms", time.median.low), ("ci_high_ms", time.median.high)):
+        if end is not None:
+            yield name, end * 1e3
     if (width := time.median.relative_half_width) is not None:
         yield "ci_half_width_percent", width * 100
     yield "mean_ms", time.mean.value * 1e3
     if time.std is not None:
         yield "std_ms", time.std * 1e3
-    yield "min_ms", time.minimum * 1e3
-    yield "max_ms", time.maximum * 1e3
     yield "measured_count", time.n
-    yield "outliers_count", len(time.outliers)
 
 
 def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[Quantity]:
@@ -155,8 +163,10 @@ def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[
 
 
 def _metrics(row: Row, step: int) -> Iterator[Quantity]:
-    """The point's metrics; one without a group is put into that of its phase."""
+    """The point's metrics but those of `_TABLE_ONLY`; one without a group is put into that of its phase."""
     for metric in row.metrics:
+        if metric.name in _TABLE_ONLY:
+            continue
         group, slash, rest = metric.name.partition("/")
         group, stem = (group, rest) if slash else (row.key.phase, group)
         for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 from collections import Counter
@@ -14,7 +13,7 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
-from perfexp.records.record import Key, Record
+from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown
@@ -37,8 +36,11 @@ _FACTS = {
     "torch": ("packages.torch",),
     "python": ("python",),
     "host": ("host",),
+    "mlflow.user": ("user",),
     "mlflow.source.git.commit": ("git.commit",),
 }
+#: Beginnings of tags, and tags, that a user's own ones cannot have.
+_RESERVED, _TAKEN = ("mlflow.", "perfexp."), (*_FACTS, "gpu", "cpu")
 _CUT = " … (cut)"
 #: Ends a description that nobody has edited; MLflow's pages do not show it.
 _MARK = "\n\n<!-- perfexp "
@@ -61,26 +63,12 @@ def safe_uid(text: str) -> str:
 
 def metric_part(text: str) -> str:
     """A part of a metric's name; a slash in it would open another group."""
-    return _allowed(text.replace("/", "."))
+    return allowed(text.replace("/", "."))
 
 
-def _allowed(text: str) -> str:
+def allowed(text: str) -> str:
+    """Return a text in the characters of MLflow's names."""
     return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
-
-
-def axes(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """Parameters that runs are grouped by: model, algorithm, mode, precision, phase, batch_size, input_size."""
-    about = subject(record.plan)
-    named = {
-        "model": about.model,
-        "algorithm": about.algorithm,
-        "mode": about.mode,
-        "precision": about.precision,
-        "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
-        "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
-        "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
-    }
-    return {name: clean(text, PARAM_LENGTH) for name, text in named.items() if text}
 
 
 def point_tags(record: Record, table: Sequence[Row], notes: Mapping[str, str]) -> dict[str, str]:
@@ -91,7 +79,8 @@ def point_tags(record: Record, table: Sequence[Row], notes: Mapping[str, str]) -
         "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(record, table)),
         **notes,
         "mlflow.source.name": "perfexp",
-        **{name: _first(record.environment, places) for name, places in _FACTS.items()},
+        **{name: fact(record.environment, name) for name in _FACTS},
+        **own_tags(record.plan),
     }
     is_cpu = _first(record.environment, ["device.kind"]) == "cpu"
     facts["cpu" if is_cpu else "gpu"] = _first(record.environment, ["device.name"])
@@ -100,11 +89,25 @@ def point_tags(record: Record, table: Sequence[Row], notes: Mapping[str, str]) -
     return tags(facts)
 
 
-def parameters(record: Record) -> dict[str, str]:
-    """Parameters of a run: those that runs are grouped by, and every value of its plan."""
-    own = axes(record, [point.key for point in record.points])
-    texts = own | dict(_flattened(record.plan)) | own
-    return {_allowed(name)[:NAME_LENGTH].strip(" ."): clean(text, PARAM_LENGTH) for name, text in texts.items()}
+def own_tags(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return `tracking.tags` of a plan; a record may come from anywhere, so that names are checked again."""
+    tracking = plan.get("tracking")
+    own = tracking.get("tags") if isinstance(tracking, Mapping) else None
+    texts = {str(name): str(text) for name, text in own.items() if text is not None} if isinstance(own, Mapping) else {}
+    return {name[:NAME_LENGTH]: text for name, text in texts.items() if tag_fault(name) is None}
+
+
+def sweep_tags(first: Record) -> dict[str, str]:
+    """Return the tags that a sweep has of its first run: the user, the commit, and the user's own ones."""
+    facts = {name: fact(first.environment, name) for name in _FACTS if name.startswith("mlflow.")}
+    return facts | own_tags(first.plan)
+
+
+def tag_fault(name: str) -> str | None:
+    """Why a user's tag cannot have this name; None if it can."""
+    if name.startswith(_RESERVED) or name in _TAKEN:
+        return "perfexp and MLflow set tags of this name"
+    return None if name == allowed(name) else "use letters, digits, spaces and _-.:"
 
 
 def tags(texts: Mapping[str, str]) -> dict[str, str]:
@@ -112,22 +115,26 @@ def tags(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: clean(text, TAG_LENGTH) for name, text in texts.items() if text}
 
 
-def _flattened(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def reasons(by_name: Mapping[str, str]) -> str:
     """Join reasons with the names that they belong to."""
     return "; ".join(f"{name}: {reason}" for name, reason in by_name.items())
 
 
+def fact(environment: dict[str, Any], name: str) -> str:
+    """Return the fact of an environment that a tag shows; empty if it is unknown."""
+    return _first(environment, _FACTS[name])
+
+
 def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
     facts = (fact_at(environment, place) for place in places)
-    return next((str(fact) for fact in facts if isinstance(fact, (str, int, float))), "")
+    return next((str(text) for text in facts if isinstance(text, (str, int, float))), "")
+
+
+def of_user(plan: Mapping[str, Any]) -> list[str]:
+    """Return `tracking.description` of a plan as a paragraph, if there is one."""
+    tracking = plan.get("tracking")
+    text = tracking.get("description") if isinstance(tracking, Mapping) else None
+    return [escape_markdown(str(text))] if text else []
 
 
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
@@ -135,7 +142,7 @@ def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> 
     # MLflow's page already has the run's name as its title
     page = markdown.markdown(record).partition("\n")[2].strip("\n")
     files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
-    return _signed(*_head(record, table), page, *files)
+    return _signed(*of_user(record.plan), *_head(record, table), page, *files)
 
 
 def _list(title: str, entries: Sequence[str]) -> list[str]:
@@ -153,6 +160,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     verdicts = sweep_verdicts.of_sweep(sweep, records)
     table = sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios).markdown().rstrip("\n")
     return _signed(
+        *(of_user(records[0].plan) if records else ()),
         f"{len(sweep.children)}{expected} runs have ended.",
         *([f"{escape_markdown(same)}\n"] if (same := sweep_summary.setting(records)) else []),
         *([table] if sweep.children else []),

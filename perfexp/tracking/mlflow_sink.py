@@ -12,10 +12,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
@@ -25,9 +26,10 @@ from perfexp.records.record import Point, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker, live, payload, store
-from perfexp.tracking.descriptions import clean
+from perfexp.tracking.descriptions import clean, reasons, tag_fault
 from perfexp.tracking.payload import Payload
-from perfexp.tracking.sender import Delivery, Fetch, Request, TrackingFailed, reason
+from perfexp.tracking.sender import Delivery, Fetch, Request, reason
+from perfexp.tracking.store import TrackingFailed
 
 #: The sender answers this long before it would be killed: its message names the process that it waited for.
 _MARGIN_SECONDS = 0.5
@@ -61,6 +63,9 @@ class MlflowSink(Tracker):
     Args:
         uri: database (`sqlite:///FILE`, `postgresql://…`) or server (`http://…`). By default `MLFLOW_TRACKING_URI`, or
             else `outputs/mlflow.db` of the working directory.
+        run_name: name of the run, or of a sweep whose runs keep theirs. By default what differs from other runs.
+        description: text above the results, of each run and of a sweep.
+        tags: further tags of each run and of a sweep.
         experiment: name of the experiment. By default `MLFLOW_EXPERIMENT_NAME`, the plan's stage, or `perfexp`.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline_seconds: limit of sending one run or one sweep, waiting for other processes included.
@@ -71,6 +76,9 @@ class MlflowSink(Tracker):
         *,
         uri: str | None = None,
         experiment: str | None = None,
+        run_name: str | None = None,
+        description: str | None = None,
+        tags: Mapping[str, Any] | None = None,
         request_timeout_seconds: int = 10,
         deadline_seconds: float = 120.0,
     ) -> None:
@@ -78,6 +86,11 @@ class MlflowSink(Tracker):
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
+        # the payload takes name, description and tags from the record, so that `perfexp log` sends the same ones
+        if tags is not None and not isinstance(tags, Mapping):
+            raise UserError(f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}.")
+        if faults := {str(name): fault for name in tags or {} if (fault := tag_fault(str(name)))}:
+            raise UserError(f"tracking.tags: {reasons(faults)}.")
         self.uri = store.store_uri(None if uri is None else reveal(uri))
         store.refuse_foreign_database(self.uri)
         self.experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or None

@@ -11,27 +11,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from perfexp.comparison import comparison_table
 from perfexp.comparison.document import Comparison
-from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.sweep_summary import paired
+from perfexp.tables import csv_tables
 from perfexp.tables.quantities import PointRun, Quantity, of_epochs, point_runs, quantities
-from perfexp.tracking import descriptions
+from perfexp.tracking import best, datasets, descriptions, run_names, run_params
+from perfexp.tracking.datasets import Dataset
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
+from perfexp.tracking.uploads import Upload, sendable
 
 #: Experiment of a plan without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
-#: Artifact folders of a run; files of any other kind lie next to them.
-FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
-#: Larger files stay on disk: a copy of a sparse file could fill the store.
-_MAX_FILE_BYTES = 2 << 30
 _log = logging.getLogger(__name__)
 
 
@@ -48,25 +47,15 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Upload:
-    """A file to send, to one of `FOLDERS` or to none, under a name of letters, digits and `._-`."""
-
-    source: Path
-    folder: str
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Payload:
     """One MLflow run.
 
     Attributes:
-        identity: tags that the run is found by; `tags` has all others.
+        identity: tags that the run is found by; `tags` has others, `first_tags` those that a person may extend.
         status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
         started: date and time, ISO 8601, as of `ended`.
         parent: the sweep's own run, as it is created if it is missing.
         children: nested runs, one for each phase and batch size if there are several.
-        placeholder: name that this one replaces; any other name was set by a person and stays.
     """
 
     name: str
@@ -77,11 +66,12 @@ class Payload:
     figures: list[Figure] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    first_tags: dict[str, str] = field(default_factory=dict)
+    datasets: list[Dataset] = field(default_factory=list)
     note: str = ""
     files: list[Upload] = field(default_factory=list)
     parent: Payload | None = None
     children: list[Payload] = field(default_factory=list)
-    placeholder: str | None = None
     experiment: str = DEFAULT_EXPERIMENT
 
 
@@ -89,10 +79,11 @@ def of_run(record: Record, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
     table = rows(record)
     parts = point_runs(record, table)
-    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else (_best_rates(record, table), {})
+    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else (_best(record, table), {})
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
-    files, skipped = _sendable([*record.artifacts, *([] if is_named else [own])], folder)
+    files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
+    points, first_tags = datasets.table(csv_tables.overall(record, table))
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     tags = {
@@ -102,17 +93,19 @@ def of_run(record: Record, folder: Path) -> Payload:
         "perfexp.skipped_files": reasons(skipped),
     }
     return Payload(
-        name=clean(record.name, NAME_LENGTH),
+        name=_name(run_names.of_run(record)),
         experiment=_experiment(record),
         identity=_run_identity(record),
         status=run_status([record.status, *(point.status for point in record.points)]),
         started=record.started,
         ended=record.ended,
         figures=figures,
-        params=descriptions.parameters(record),
+        params=run_params.of_run(record),
         tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
+        first_tags=first_tags,
+        datasets=datasets.of_keys(record, [row.key for row in table]),
         note=descriptions.of_run(record, table, skipped),
-        files=files,
+        files=[*files, *points],
         parent=_parent(record),
         children=[_of_points(record, part) for part in parts] if len(parts) > 1 else [],
     )
@@ -125,23 +118,31 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
     num_finished = sum(child.status is Status.OK for child in sweep.children)
+    is_whole = len(sweep.children) == sweep.jobs
+    ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
+    table = [(child, row) for child, record in paired(sweep, records) if record for row in rows(record)]
+    points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
         "mlflow.source.name": "perfexp",
+        **(best.winner(table) if is_whole else {}),
+        **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
-        name=clean(sweep.name, NAME_LENGTH),
+        name=_name(run_names.of_sweep(sweep, records)),
         experiment=_experiment(records[0]) if records else DEFAULT_EXPERIMENT,
         identity=_sweep_identity(sweep.uid),
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
+        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures([row for _, row in table])],
+        params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
+        first_tags=first_tags,
         note=descriptions.of_sweep(sweep, records),
-        files=_sendable(files, folder)[0],
-        placeholder=_placeholder(sweep.uid),
+        files=[*sendable(files, folder)[0], *points],
     )
 
 
@@ -181,22 +182,24 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
         params={"margin": str(comparison.margin), "fdr": str(comparison.fdr), "allowed": ", ".join(comparison.allowed)},
         tags=descriptions.tags(tags),
         note=clean(comparison_table.markdown(comparison), descriptions.TAG_LENGTH),
-        files=_sendable(files, folder)[0],
+        files=sendable(files, folder)[0],
     )
 
 
 def _of_points(record: Record, part: PointRun) -> Payload:
     figures, notes = _figures(record, part)
+    keys = [row.key for row in part.rows]
     identity = {"perfexp.kind": "point", "perfexp.uid": safe_uid(record.uid)}
     return Payload(
-        name=clean(f"b{part.batch_size} {part.phase} · {record.name}", NAME_LENGTH),
+        name=_name(run_names.of_part(record, keys)),
         identity=identity | {"perfexp.phase": safe_uid(part.phase), "perfexp.batch_size": str(part.batch_size)},
         status=run_status([row.status for row in part.rows]),
         started=record.started,
         ended=record.ended,
         figures=figures,
-        params=descriptions.axes(record, [row.key for row in part.rows]),
+        params=run_params.of_keys(record, keys),
         tags=descriptions.point_tags(record, part.rows, notes),
+        datasets=datasets.of_keys(record, keys),
         note=descriptions.of_points(record, part.rows),
     )
 
@@ -206,16 +209,15 @@ def _parent(record: Record) -> Payload | None:
     if record.sweep is None:
         return None
     return Payload(
-        name=_placeholder(record.sweep.uid),
+        name=_name(run_names.of_unfinished_sweep(record)),
         identity=_sweep_identity(record.sweep.uid),
         status="SCHEDULED",
         started=record.started,
     )
 
 
-def _placeholder(uid: str) -> str:
-    """The name of a sweep's run until the sweep's summary is sent."""
-    return f"sweep {safe_uid(uid)}"
+def _name(text: str) -> str:
+    return clean(text, NAME_LENGTH)
 
 
 def _sweep_identity(uid: str) -> dict[str, str]:
@@ -277,21 +279,16 @@ def _sent(
     return list(sent.values()), dropped, estimated
 
 
-def _best_rates(record: Record, table: Sequence[Row]) -> list[Figure]:
-    times, best = _end_times(record), dict[str, Figure]()
-    for row in table:
-        if rate := row.samples_per_second:
-            name = f"best/{metric_part(row.key.phase)}_samples_per_second"
-            figure = Figure(name, rate.value, 0, times[row.key, None])
-            best[row.key.phase] = max(best.get(row.key.phase, figure), figure, key=lambda one: one.value)
-    return list(best.values())
+def _best(record: Record, table: Sequence[Row]) -> list[Figure]:
+    times = _end_times(record)
+    return [Figure(name, value, 0, times[row.key, None]) for name, row, value in best.figures(table)]
 
 
 def of_training(record: Record, point: Point, *, after: int, status: str) -> Payload:
     """The epochs of a training with numbers above `after`, for the run that `of_run` completes."""
     figures, _, _ = _sent(of_epochs(point), _ends_of_epochs(point))
     return Payload(
-        name=clean(record.name, NAME_LENGTH),
+        name=_name(run_names.of_run(record, [point.key])),
         experiment=_experiment(record),
         identity=_run_identity(record),
         status=status,
@@ -332,44 +329,3 @@ def to_ms(date: str | None) -> int | None:
         return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
     except (ValueError, OverflowError):
         return None
-
-
-# files
-
-
-def _sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
-    """Files of a run or a sweep to send, and why others are skipped, by their names in the record.
-
-    The record is data and can name anything. `plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper
-    folders become part of the name.
-    """
-    uploads: dict[tuple[str, str], Upload] = {}
-    skipped: dict[str, str] = {}
-    for artifact in artifacts:
-        kind = artifact.kind if artifact.kind in FOLDERS else ""
-        name = safe_name("-".join(part for part in PurePosixPath(artifact.path).parts if part != kind))
-        source = folder / artifact.path
-        if reason := _refusal(artifact.path, folder):
-            skipped[artifact.path] = reason
-        elif (kind, name) in uploads:
-            skipped[artifact.path] = f"{f'{kind}/' if kind else ''}{name} is there already"
-        elif any(source == other.source for other in uploads.values()):
-            skipped[artifact.path] = "it is named twice"
-        else:
-            uploads[kind, name] = Upload(source=source, folder=kind, name=name)
-    return list(uploads.values()), skipped
-
-
-def _refusal(path: str, folder: Path) -> str | None:
-    """Why a file is not sent, or None. Nothing outside the run's folder is sent, and no link to it."""
-    root = folder.resolve()
-    source = root / path
-    try:
-        is_inside = source.is_relative_to(root) and source.resolve() == source
-        if is_inside and source.is_file():
-            return f"larger than {_MAX_FILE_BYTES >> 30} GiB" if source.stat().st_size > _MAX_FILE_BYTES else None
-    except (OSError, ValueError) as error:
-        return str(error)
-    if not is_inside:
-        return "a link, or outside of the run's folder"
-    return "not a file" if source.exists() else "missing"

@@ -9,28 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import resource
-import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from perfexp.errors import PerfexpError
 from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
-from perfexp.tracking.descriptions import NAME_LENGTH, clean, is_unedited
-from perfexp.tracking.payload import Payload, Upload, to_ms
-from perfexp.tracking.store import LockTimeout, how_to_look, is_foreign_place, locked
+from perfexp.tracking.descriptions import NAME_LENGTH, clean
+from perfexp.tracking.filling import NAME_TAG, end_run, fill, upload
+from perfexp.tracking.payload import Payload, to_ms
+from perfexp.tracking.store import LockTimeout, TrackingFailed, checked_id, how_to_look, is_foreign_place, locked
 from perfexp.tracking.views import VIEWS, has_views
 
 if TYPE_CHECKING:
@@ -39,21 +34,13 @@ if TYPE_CHECKING:
 
 #: Memory for sending, beyond the imports: a longer answer of a server ends in an error.
 _MEMORY_BYTES = 2**30
-#: Limits of one call of log_batch.
-_METRICS, _PARAMS, _TAGS = 800, 100, 100
 #: Characters of an error that are reported.
 _LONGEST_REASON = 2_000
 #: Errors that a server reports when two processes write the same run at once.
 _RACES = ("BAD_REQUEST", "INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
-_NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
+_PARENT = "mlflow.parentRunId"
 #: Path of the record among the artifacts of a run.
 RECORD = "data/record.json"
-
-
-class TrackingFailed(PerfexpError):
-    """A record could not be sent; it is on disk and can be sent again."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +136,16 @@ def _send(delivery: Delivery) -> str:
         client = MlflowClient(tracking_uri=delivery.uri, registry_uri=delivery.uri)
         experiment_id = _experiment(client, delivery)
         with suppress(Exception):  # they are internal to MLflow, and a run is complete without them
-            _add_views(client, experiment_id)
+            _add_views(client, experiment_id, payload)
         if payload.parent:
             parent = Claim(client, experiment_id, payload.parent)
             tags[_PARENT] = parent.run_id
         claim = Claim(client, experiment_id, payload)
         children = [Claim(client, experiment_id, child) for child in payload.children]
-    _fill(client, claim.run, payload, tags)
+    fill(client, claim.run, payload, tags)
     for child, nested in zip(payload.children, children, strict=True):
-        _fill(client, nested.run, child, {**child.tags, _PARENT: claim.run_id})
-    _upload(client, claim.run_id, payload.files, delivery.uri)
+        fill(client, nested.run, child, {**child.tags, _PARENT: claim.run_id})
+    upload(client, claim.run_id, payload.files, delivery.uri)
     for nested in children:
         nested.settle()
     if claim.settle():
@@ -178,10 +165,10 @@ def fetch(request: Fetch) -> str:
     client = MlflowClient(tracking_uri=request.uri, registry_uri=request.uri)
     run = client.get_run(request.run_id)
     if run.data.tags.get("perfexp.kind") == "point":
-        run = client.get_run(_checked(run.data.tags[_PARENT]))
+        run = client.get_run(checked_id(run.data.tags[_PARENT]))
     runs = [run]
     if run.data.tags.get("perfexp.kind") == "sweep":
-        runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{_checked(run.info.run_id)}'"))
+        runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{checked_id(run.info.run_id)}'"))
     files = []
     for number, found in enumerate(runs):
         place = str(found.info.artifact_uri)
@@ -200,32 +187,25 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return _checked(client.create_experiment(name, artifact_location=delivery.artifacts))
+            return checked_id(client.create_experiment(name, artifact_location=delivery.artifacts))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             experiment = client.get_experiment_by_name(name)  # another process was faster
     if experiment is None or experiment.lifecycle_stage != "active":
         raise TrackingFailed(f"its experiment {name!r} was deleted there; restore it or name another one")
-    return _checked(experiment.experiment_id)
+    return checked_id(experiment.experiment_id)
 
 
-def _add_views(client: MlflowClient, experiment_id: str) -> None:
-    """Add the views that an experiment lacks; those that a person changed stay."""
+def _add_views(client: MlflowClient, experiment_id: str, payload: Payload) -> None:
+    """Add the views that an experiment lacks, of a run's kind of device; those that a person changed stay."""
     from mlflow import __version__
 
     if has_views(__version__):
         tags = client.get_experiment(experiment_id).tags
         for view in VIEWS:
-            if view.tag not in tags:
+            if view.tag not in tags and (not view.device or view.device in payload.tags):
                 client.set_experiment_tag(experiment_id, view.tag, view.value())
-
-
-def _checked(identifier: object) -> str:
-    text = str(identifier)
-    if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
-        raise TrackingFailed("its server answers with an id that is none")
-    return text
 
 
 class Claim:
@@ -245,7 +225,7 @@ class Claim:
     @property
     def run_id(self) -> str:
         """Id of the run."""
-        return _checked(self.run.info.run_id)
+        return checked_id(self.run.info.run_id)
 
     def settle(self) -> bool:
         """Delete the run that this process created if there is an earlier one; return whether it did."""
@@ -258,67 +238,15 @@ class Claim:
 
     def _create(self, payload: Payload) -> Run:
         start, name = to_ms(payload.started), payload.name
-        run = self._client.create_run(self._experiment_id, start, tags=payload.identity, run_name=name)
+        tags = {**payload.identity, NAME_TAG: name}
+        run = self._client.create_run(self._experiment_id, start, tags=tags, run_name=name)
         self._is_new = True
-        _end(self._client, run, payload)
+        end_run(self._client, run, payload)
         return run
 
     def _earliest(self) -> Run | None:
         runs = self._client.search_runs([self._experiment_id], self._query)
         return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
-
-
-def _end(client: MlflowClient, run: Run, payload: Payload) -> None:
-    """Set status, end and name; done at creation too, so that an interrupted run does not stay RUNNING."""
-    run_id = run.info.run_id
-    if payload.status in ("SCHEDULED", "RUNNING"):
-        client.update_run(run_id, status=payload.status)
-    else:
-        client.set_terminated(run_id, status=payload.status, end_time=to_ms(payload.ended))
-    if run.info.run_name == payload.placeholder:
-        client.update_run(run_id, name=payload.name)
-
-
-def _fill(client: MlflowClient, run: Run, payload: Payload, tags: Mapping[str, str]) -> None:
-    """Update a run: metrics, parameters and tags, in batches as large as MLflow accepts."""
-    from mlflow.entities import Metric, Param, RunTag
-
-    run_id, old = run.info.run_id, run.data
-    note = {_NOTE: payload.note} if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]) else {}
-    metrics = [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures]
-    params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
-    new_tags = [RunTag(name, text) for name, text in {**tags, **note}.items()]
-    batches = zip_longest(_chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=())
-    for batch in batches:
-        client.log_batch(run_id, *batch, synchronous=True)
-    for name in old.tags:
-        if name.startswith("perfexp.") and name not in tags and name not in payload.identity:
-            client.delete_tag(run_id, name)
-    _end(client, run, payload)
-
-
-def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
-    """Send the files of a run; a store may not choose a folder of this machine or another host for them."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    place = str(client.get_run(run_id).info.artifact_uri)
-    if is_foreign_place(place, uri):
-        raise TrackingFailed(
-            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where none are sent "
-            "(a server: start it with --serve-artifacts)"
-        )
-    repository = get_artifact_repository(place, tracking_uri=uri)
-    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        for upload in files:
-            source = upload.source
-            if source.name != upload.name:  # MLflow names an artifact like its file
-                source = Path(folder, upload.name)
-                shutil.copyfile(upload.source, source, follow_symlinks=False)
-            repository.log_artifact(str(source), upload.folder or None)
 
 
 def reason(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import re
 import shlex
 import sqlite3
 import time
@@ -35,6 +36,12 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SQLITE, _VARIABLE = "sqlite:///", "MLFLOW_TRACKING_URI"
 #: Schemes of servers and of databases; a database's may name its driver, `postgresql+psycopg`.
 _KINDS = ("http", "https", "postgresql", "mysql", "mssql")
+
+
+class TrackingFailed(PerfexpError):
+    """A record could not be sent; it is on disk and can be sent again."""
+
+    exit_code = 3
 
 
 class LockTimeout(PerfexpError):
@@ -206,6 +213,14 @@ def locked(uri: str, deadline: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def checked_id(identifier: object) -> str:
+    """Return an id of a store, which may be a foreign server; raises `TrackingFailed` for any other text."""
+    text = str(identifier)
+    if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
+        raise TrackingFailed("its server answers with an id that is none")
+    return text
 
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:

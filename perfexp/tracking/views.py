@@ -16,14 +16,19 @@ _MADE_MS = 1_780_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A list of runs."""
+    """A list of runs.
+
+    Attributes:
+        columns: columns from the left with their widths in pixels, the first ones beside the name.
+        device: tag of the runs that the view is for, `gpu` or `cpu`; empty for all.
+    """
 
     key: str
     name: str
     query: str
     order: str
-    columns: tuple[str, ...]
-    is_ascending: bool = True
+    columns: dict[str, int]
+    device: str = ""
 
     @property
     def tag(self) -> str:
@@ -35,12 +40,14 @@ class View:
         state = {
             "searchFilter": self.query,
             "orderByKey": self.order,
-            "orderByAsc": self.is_ascending,
+            "orderByAsc": True,
             "startTime": "ALL",
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
             "selectedColumns": list(self.columns),
+            "columnOrder": [*_FIXED, *self.columns, *_LAST],
+            "columnWidths": {**_FIXED, **self.columns, **_LAST},
             "runsExpanded": {},
             "runsPinned": [],
             "runsHidden": [],
@@ -52,38 +59,50 @@ class View:
         return json.dumps(content)
 
 
-_DEVICE, _RATE = (f"metrics.`{name}`" for name in ("device/p50_ms", "throughput/samples_per_second"))
-_NAMED = tuple(f"params.`{name}`" for name in ("model", "algorithm", "precision", "input_size", "batch_size"))
-#: MLflow shows metrics before parameters: more than three would push the algorithm out of the window.
-_ENDS = ("tags.`gpu`", "tags.`perfexp.doubts`")
+#: Columns that every list has: those beside the names, and the duration.
+_FIXED, _LAST = {"attributes.`Run Name`": 195, "runDateAndNestInfo": 110}, {"duration": 80}
+
+
+def _metrics(**widths: int) -> dict[str, int]:
+    return {f"metrics.`{name.replace('__', '/')}`": width for name, width in widths.items()}
+
+
+def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> View:
+    """The runs of a phase on one kind of device by a time."""
+    ends = {f"{kind}__{name}": 105 for name in ("p50_ms", "ci_low_ms", "ci_high_ms")}
+    return View(
+        key=f"perfexp-{title.replace(' on CPUs', '-cpu')}",
+        name=f"perfexp: {title}, fastest first",
+        query=f"params.phase = '{phase}' and tags.`perfexp.kind` != 'sweep' and tags.`{device}` LIKE '%'",
+        order=f"metrics.`{kind}/p50_ms`",
+        columns={
+            "params.`algorithm`": 135,
+            **_metrics(**ends, throughput__samples_per_second=95, **further),
+            **_SUBJECT,
+        },
+        device=device,
+    )
+
+
+_SUBJECT = {f"params.`{name}`": width for name, width in (("model", 105), ("input_size", 75), ("batch_size", 75))}
+_SUBJECT |= {"params.`precision`": 65, "params.`device`": 160, "tags.`perfexp.doubts`": 120}
+_STEPS = {f"train_phase__{name}_ms": 95 for name in ("forward", "backward")}
 VIEWS = (
-    View(
-        key="perfexp-inference",
-        name="perfexp: inference, fastest first",
-        query="params.phase = 'inference' and tags.`perfexp.kind` != 'sweep'",
-        order=_DEVICE,
-        columns=(*_NAMED, _DEVICE, _RATE, *_ENDS),
-    ),
-    View(
-        key="perfexp-training",
-        name="perfexp: training, fastest first",
-        query="params.phase = 'train' and tags.`perfexp.kind` != 'sweep'",
-        order=_DEVICE,
-        columns=(
-            *_NAMED,
-            _DEVICE,
-            _RATE,
-            "metrics.`train_phase/forward_ms`",
-            "metrics.`train_phase/backward_ms`",
-            *_ENDS,
-        ),
-    ),
+    _fastest("inference", "device", "gpu", "inference"),
+    _fastest("inference", "latency", "cpu", "inference on CPUs"),
+    _fastest("train", "device", "gpu", "training", **_STEPS),
+    _fastest("train", "latency", "cpu", "training on CPUs", **_STEPS),
     View(
         key="perfexp-sizes",
         name="perfexp: sizes, how time grows",
         query="metrics.`scaling/exponent` > 0",
         order="metrics.`scaling/exponent`",
-        columns=(*_NAMED, "metrics.`scaling/exponent`", "metrics.`scaling/constant_ms`", _DEVICE, *_ENDS),
+        columns={
+            **_metrics(scaling__exponent=95, scaling__exponent_low=95, scaling__exponent_high=95),
+            **_metrics(scaling__constant_ms=95, scaling__per_megapixel_ms=95),
+            "params.`algorithm`": 110,
+            **_SUBJECT,
+        },
     ),
 )
 

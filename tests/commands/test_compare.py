@@ -22,7 +22,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.sender import TrackingFailed
+from perfexp.tracking.store import TrackingFailed
 
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {

@@ -14,7 +14,7 @@ from perfexp.records.record import Artifact, Epoch, Metric, Status, SweepMembers
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.tracking import mlflow_sink, payload, sender
 from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.sender import TrackingFailed
+from perfexp.tracking.store import TrackingFailed
 from tests.conftest import PHASES, TTFP
 
 
@@ -72,14 +72,18 @@ def test_a_run_has_the_records_times_status_and_name(sink, runs, make_record, le
     record = make_record()
     sink.publish(record, leave_run(record, tmp_path))
     (run,) = runs()
-    assert run.info.run_name == record.name
+    assert run.info.run_name == "resnet50 224 b1 inf"
     assert run.info.status == "FINISHED"
     assert run.info.start_time == 1772359200000  # 2026-03-01T10:00:00Z
     assert run.info.end_time - run.info.start_time == 330_000
 
 
 def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, leave_run, tmp_path):
-    record = make_record(batches=(1, 8), plan={"stopping": {"max_seconds": 5.0}})
+    record = make_record(
+        batches=(1, 8),
+        command=["model=resnet50", "stopping.max_seconds=5", "+stopping.x=1", "quiet=true", "--config-dir=mine"],
+        plan={"stopping": {"max_seconds": 5.0}, "choices": {"stopping": "fine"}},
+    )
     sink.publish(record, leave_run(record, tmp_path))
     run = next(run for run in runs() if run.data.tags["perfexp.kind"] == "run")
     expected = {
@@ -97,11 +101,21 @@ def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, lea
     }
     assert expected.items() <= run.data.tags.items()
     assert "busy_host" in run.data.tags["perfexp.doubts"]
-    axes = {"model": "resnet50", "algorithm": "default", "mode": "inference", "precision": "fp32"}
-    assert axes.items() <= run.data.params.items()
-    assert run.data.params["batch_size"] == "1, 8"
-    assert run.data.params["phase"] == "inference"
-    assert run.data.params["stopping.max_seconds"] == "5.0"
+    assert run.data.params == {
+        "model": "resnet50",
+        "algorithm": "default",
+        "mode": "inference",
+        "precision": "fp32",
+        "phase": "inference",
+        "batch_size": "1, 8",
+        "input_size": "224",
+        "device": "NVIDIA H200",
+        "torch": "2.11.0",
+        "cudnn": "9.19",
+        "stopping": "fine",
+        "stopping.max_seconds": "5.0",
+        "stopping.x": "1",
+    }
 
 
 def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
@@ -145,7 +159,7 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
     assert {"latency/p50_ms", "throughput/samples_per_second", "memory/peak_mib"} <= names["train", "1"]
     assert history(points["inference", "8"], "point/batch_size") == [(224, 8), (256, 8)]
     inference = points["inference", "8"]
-    assert inference.info.run_name == f"b8 inference · {record.name}"
+    assert inference.info.run_name == "b8 inf resnet50 224-256"
     assert (inference.info.status, inference.info.start_time) == ("FINISHED", run.info.start_time)
     axes = {"model": "resnet50", "precision": "fp32", "phase": "inference", "batch_size": "8", "input_size": "224, 256"}
     assert axes.items() <= inference.data.params.items()
@@ -158,7 +172,8 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
     assert files(inference) == []
     assert files(run) == ["config", "data", "logs", "tables"]
     rates = {pair: point.data.metrics["throughput/samples_per_second"] for pair, point in points.items()}
-    assert set(run.data.metrics) == {"best/train_samples_per_second", "best/inference_samples_per_second"}
+    best = ("latency_p50_ms", "samples_per_second")
+    assert set(run.data.metrics) == {f"best/{phase}_{name}" for phase in ("train", "inference") for name in best}
     assert run.data.metrics["best/train_samples_per_second"] > rates["train", "1"]
     assert run.data.params["phase"] == "train, inference"
 
@@ -167,7 +182,7 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
 def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp_path):
     (one,) = [payload.of_run(make_record(**alone), tmp_path)]
     both = payload.of_run(make_record(**alone, batches=(1, 8), phases=("train", "inference")), tmp_path)
-    inference = next(child for child in both.children if child.name.startswith("b1 inference "))
+    inference = next(child for child in both.children if child.name.startswith("b1 inf "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
     assert one.children == []
@@ -180,7 +195,7 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
 
     record = make_record(sizes=(224, 256), batches=(1, 8, 16))
     folder = leave_run(record, tmp_path)
-    fill, left = sender._fill, [2]
+    fill, left = sender.fill, [2]
 
     def until_the_power_fails(*arguments):
         left[0] -= 1
@@ -188,10 +203,10 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
             raise OSError("no power")
         fill(*arguments)
 
-    monkeypatch.setattr(sender, "_fill", until_the_power_fails)
+    monkeypatch.setattr(sender, "fill", until_the_power_fails)
     with pytest.raises(TrackingFailed, match="no power"):
         sink.publish(record, folder)
-    monkeypatch.setattr(sender, "_fill", fill)
+    monkeypatch.setattr(sender, "fill", fill)
     assert {run.info.status for run in runs()} == {"FINISHED"}
     sink.publish(record, folder)
     before, points = parts()
@@ -214,7 +229,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
 ):
     from mlflow import MlflowClient
 
-    record, upload = make_record(batches=(1, 8)), sender._upload
+    record, upload = make_record(batches=(1, 8)), sender.upload
     client = MlflowClient(tracking_uri=store)
 
     def while_another_makes_the_same_run(*arguments):
@@ -223,7 +238,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
         tags = {name: own.data.tags[name] for name in ("perfexp.kind", "perfexp.uid")}
         client.create_run(own.info.experiment_id, start_time=own.info.start_time - 1, tags=tags)
 
-    monkeypatch.setattr(sender, "_upload", while_another_makes_the_same_run)
+    monkeypatch.setattr(sender, "upload", while_another_makes_the_same_run)
     sink.publish(record, leave_run(record, tmp_path))
     run, points = parts()
     assert run.info.start_time == 1772359200000 - 1
@@ -269,7 +284,7 @@ def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run,
 
 
 def test_a_second_publication_changes_nothing(sink, runs, history, files, make_record, leave_run, tmp_path):
-    record = make_record(sizes=(224, 256))
+    record = make_record(sizes=(224, 256), plan={"data": {"root": "x"}, "choices": {"data": "cifar10"}})
     folder = leave_run(record, tmp_path)
     first = sink.publish(record, folder)
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
@@ -277,13 +292,16 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
     assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
     assert len(history(runs()[0], "latency/p50_ms")) == 2
     assert files(runs()[0]) == ["config", "data", "logs", "tables"]
+    assert "tables/points.json" in files(runs()[0], "tables")
+    [data] = runs()[0].inputs.dataset_inputs
+    assert (data.dataset.name, data.tags[0].value) == ("cifar10 224x224-256x256 b1", "inference")
 
 
 def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
     killed = make_record(sizes=(224, 256), failing={256: Status.INTERRUPTED}, status=Status.KILLED)
     sink.publish(killed, leave_run(killed, tmp_path))
     assert runs()[0].info.status == "KILLED"
-    resumed = make_record(sizes=(224, 256), plan={"stopping": {"max_seconds": 9}}, doubts=[])
+    resumed = make_record(sizes=(224, 256), command=["stopping.max_seconds=9"], doubts=[])
     sink.publish(resumed, tmp_path)
     (run,) = runs()
     assert run.info.status == "FINISHED"
@@ -303,11 +321,13 @@ def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tm
     assert "10.0 ms" in runs()[0].data.tags["mlflow.note.content"]
     client.set_tag(run_id, "mlflow.note.content", "mine")
     client.set_tag(run_id, "reviewed", "yes")
+    client.set_tag(run_id, "mlflow.loggedArtifacts", "with a table of mine")
     client.update_run(run_id, name="the good one")
     sink.publish(record, folder)
     (run,) = runs()
     assert run.data.tags["mlflow.note.content"] == "mine"
     assert run.data.tags["reviewed"] == "yes"
+    assert run.data.tags["mlflow.loggedArtifacts"] == "with a table of mine"
     assert run.info.run_name == "the good one"
 
 
@@ -354,15 +374,15 @@ def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs,
 
 
 def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_record, leave_run, tmp_path, caplog):
-    plan = {"long": "x" * 7_000, "nul": "a\0b", "tracking": {"uri": "postgresql://me:secret@db/mlflow"}}
-    record = make_record(sizes=range(224, 512, 2), plan=plan, command=["tracking.uri=postgresql://me:secret@db/mlflow"])
+    command = [f"long={'x' * 7_000}", "nul=a\0b", "data.root=postgresql://me:secret@db/mlflow"]
+    record = make_record(sizes=range(224, 512, 2), command=command)
     with caplog.at_level(logging.WARNING):
         sink.publish(record, leave_run(record, tmp_path))
     (run,) = runs()
     assert len(run.data.params["long"]) == 6_000
     assert run.data.params["long"].endswith("(cut)")
     assert run.data.params["nul"] == "ab"
-    assert run.data.params["tracking.uri"] == "postgresql://***@db/mlflow"
+    assert run.data.params["data.root"] == "postgresql://***@db/mlflow"
     note = run.data.tags["mlflow.note.content"]
     assert len(note) <= 8_000
     assert "more: see report.md" in note
@@ -372,12 +392,11 @@ def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_
 
 
 def test_more_than_a_batch_of_everything_arrives(sink, runs, history, make_record, leave_run, tmp_path):
-    plan = {"many": {f"key{number}": number for number in range(230)}}
-    record = make_record(sizes=range(224, 512, 2), plan=plan)
+    record = make_record(sizes=range(224, 512, 2), command=[f"many.key{number}={number}" for number in range(230)])
     sink.publish(record, leave_run(record, tmp_path))
     (run,) = runs()
-    assert run.data.params["many.key229"] == "229"
-    assert len(history(run, "latency/max_ms")) == 144
+    assert len(run.data.params) == 25
+    assert len(history(run, "latency/ci_high_ms")) == 144
 
 
 def test_artifacts_go_to_their_folders_and_links_and_missing_files_are_told(
@@ -426,23 +445,28 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
         )
         sink.publish(record, leave_run(record, tmp_path / str(job)))
         child = SweepChild(
-            job=job, name=record.name, directory=str(job), status=record.status, axes={"batch_size": "1"}
+            job=job, name=record.name, directory=str(job), status=record.status, axes={"batch_size": str(batch)}
         )
         sweep.children.append(child)
         if job == 0:
             sink.publish_sweep(sweep, tmp_path)
             parent = next(run for run in runs() if run.data.tags["perfexp.kind"] == "sweep")
-            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches")
+            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches resnet50 224 inf")
+            assert not parent.data.params
     sweep.ended = "2026-03-01T11:00:00+00:00"
     (tmp_path / "sweep.csv").write_text("job\n0\n1\n")
     (tmp_path / "sweep.png").write_bytes(b"png")
     sink.publish_sweep(sweep, tmp_path)
     (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
     children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert sorted(run.info.run_name for run in children) == ["b1-resnet50", "b8-resnet50"]
-    assert parent.info.status == "FINISHED"
+    assert sorted(run.info.run_name for run in children) == ["b1 resnet50 224 inf", "b8 resnet50 224 inf"]
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "2 batches resnet50 224")
+    assert {"batch_size": "1, 8", "model": "resnet50", "device": "NVIDIA H200"}.items() <= parent.data.params.items()
+    assert parent.data.metrics["best/latency_p50_ms"] == pytest.approx(10, rel=0.01)
+    assert parent.data.metrics["best/samples_per_second"] == pytest.approx(100, rel=0.01)
     assert parent.info.end_time - parent.info.start_time == 3_600_000
     counts = {"perfexp.expected": "2", "perfexp.finished": "2", "perfexp.failed": "0"}
+    counts["mlflow.source.git.commit"] = "0123abcd"
     assert counts.items() <= parent.data.tags.items()
     assert files(parent) == ["plots", "tables"]
     assert "10.0 ms" in parent.data.tags["mlflow.note.content"]

@@ -20,8 +20,8 @@ from perfexp.host import locks
 from perfexp.host.cache import JsonCache
 from perfexp.tracking import mlflow_sink, payload, sender, store
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
-from perfexp.tracking.sender import Claim, Delivery, TrackingFailed
-from perfexp.tracking.store import LockTimeout, lock_name, store_uri
+from perfexp.tracking.sender import Claim, Delivery
+from perfexp.tracking.store import LockTimeout, TrackingFailed, lock_name, store_uri
 from tests.rotation import some_of
 
 #: Far above what any of these sends takes, far below what the servers ask for.

@@ -18,6 +18,7 @@ def test_a_view_has_a_state_that_mlflow_unpacks(view):
     assert method == "deflate"
     assert state["orderByKey"] in state["selectedColumns"]
     assert state["searchFilter"] == view.query
+    assert set(state["selectedColumns"]) <= set(state["columnOrder"]) == set(state["columnWidths"])
     assert view.key in store.view_page("http://127.0.0.1:5000", "1", view.key)
 
 
@@ -26,3 +27,9 @@ def test_a_view_has_a_state_that_mlflow_unpacks(view):
 )
 def test_views_are_for_known_versions(version, expected):
     assert has_views(version) is expected
+
+
+def test_views_are_for_the_kind_of_device_that_was_measured():
+    by_device = {device: [view.order for view in VIEWS if view.device == device] for device in ("gpu", "cpu")}
+    assert by_device == {"gpu": ["metrics.`device/p50_ms`"] * 2, "cpu": ["metrics.`latency/p50_ms`"] * 2}
+    assert len({view.key for view in VIEWS}) == len(VIEWS)

@@ -1,0 +1,142 @@
+"""Names of runs in lists, which show about 17 characters: short, and what differs between runs comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfexp.records.record import Key, Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import one_line, subject
+
+#: Longest name that perfexp makes; a user's may be longer.
+LENGTH = 24
+#: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
+_PARTS = {axis: axis for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")}
+_PARTS |= {"model.name": "model", "mode.train.batch_size": "batch_size", "mode.inference.batch_size": "batch_size"}
+#: Nouns of a sweep's axes in its name.
+_NOUNS = {
+    "model": "models",
+    "algorithm": "algorithms",
+    "mode": "modes",
+    "precision": "precisions",
+    "execution": "executions",
+    "input_size": "sizes",
+    "batch_size": "batches",
+    "gpu": "GPUs",
+    "gpu.count": "GPU counts",
+}
+#: Further axes that a name shows by value only.
+_PLAIN = ("gpu", "experiment")
+#: Words that names leave out unless a sweep varies them.
+_USUAL = ("default", "fp32", "eager")
+_MODES = {"inference": "inf", "train_inference": "train+inf"}
+
+
+def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
+    """Return the name of a run, `vgg16 winograd 224 b8`: the user's own, or its words as far as they fit.
+
+    Args:
+        keys: the points that the name describes, by default all.
+    """
+    axes = record.sweep.axes if record.sweep else {}
+    own = None if record.sweep else of_user(record.plan)  # in a sweep it is the name of the whole
+    words = _words(record, list(keys) or [point.key for point in record.points if point.key.is_timed])
+    return own or _fitted([*_varying(words, axes), *_fixed(words, axes)])
+
+
+def of_part(record: Record, keys: Sequence[Key]) -> str:
+    """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
+    words, axes = _words(record, keys), record.sweep.axes if record.sweep else {}
+    words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
+    return _fitted([words["batch_size"], words["mode"], *_varying(words, axes), *_fixed(words, axes)])
+
+
+def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the name of a sweep: its axes with the number of their values, `3 models × 2 algorithms`, and the rest."""
+    axes = dict.fromkeys(axis for child in sweep.children for axis in child.axes)
+    counts = {axis: len({child.axes.get(axis) for child in sweep.children}) for axis in axes}
+    is_whole = len(sweep.children) == sweep.jobs
+    counts = {axis: count if is_whole else 0 for axis, count in counts.items() if count > 1 or not is_whole}
+    own = of_user(records[0].plan) if records else None
+    return own or _of_axes(counts, records) or one_line(sweep.name)
+
+
+def of_unfinished_sweep(record: Record) -> str:
+    """Return the name of a run's sweep until its summary is sent: `models × algorithms`."""
+    axes = record.sweep.axes if record.sweep else {}
+    return of_user(record.plan) or _of_axes(dict.fromkeys(axes, 0), [record]) or "sweep"
+
+
+def of_user(plan: Mapping[str, Any]) -> str | None:
+    """Return `tracking.run_name` of a plan; None without."""
+    tracking = plan.get("tracking")
+    name = tracking.get("run_name") if isinstance(tracking, Mapping) else None
+    return one_line(str(name)) or None if name else None
+
+
+def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
+    """The axes with the numbers of their values, where they are known, and what all records share."""
+    nouns = [f"{counts[axis] or ''} {_NOUNS.get(_PARTS.get(axis, axis)) or axis.rpartition('.')[2]}" for axis in counts]
+    words = [_fixed(_words(one, [point.key for point in one.points if point.key.is_timed]), counts) for one in records]
+    shared = [word for word in words[0] if all(word in other for other in words)] if words else []
+    return _with(_cut(" × ".join(noun.strip() for noun in nouns), LENGTH), shared)
+
+
+def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
+    """The words of a sweep's axes."""
+    own = {axis: f"{'' if axis in _PLAIN else axis.rpartition('.')[2] + '='}{value}" for axis, value in axes.items()}
+    return [words[_PARTS[axis]] if axis in _PARTS else one_line(word) for axis, word in own.items()]
+
+
+def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
+    """The words of a run by the part of its name, the most telling first."""
+    about, choices = subject(record.plan), record.plan.get("choices")
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": _MODES.get(about.mode, about.mode),
+        "precision": about.precision,
+        "execution": one_line(str(choices.get("execution", "eager"))) if isinstance(choices, Mapping) else "eager",
+        "input_size": _range([key.size_label for key in sorted(keys, key=lambda key: key.pixels)]),
+        "batch_size": _batches(keys),
+    }
+
+
+def _batches(keys: Sequence[Key]) -> str:
+    return f"b{_range([str(size) for size in sorted({key.batch_size for key in keys})])}" if keys else ""
+
+
+def shape(keys: Sequence[Key]) -> str:
+    """Return sizes and batch sizes of some points: `224x224 b8`, `160x160-320x320 b1-64`."""
+    sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
+    return f"{_range(sizes)} {_batches(keys)}".strip()
+
+
+def _range(sorted_texts: Sequence[str]) -> str:
+    return "-".join(dict.fromkeys([*sorted_texts[:1], *sorted_texts[-1:]]))
+
+
+def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
+    """The words that no axis shows; inference, the usual mode, comes last and goes first."""
+    shown = {_PARTS.get(axis) for axis in axes}
+    rest = [word for part, word in words.items() if part not in shown and word not in _USUAL]
+    return sorted(rest, key=lambda word: word == _MODES["inference"])
+
+
+def _fitted(words: Iterable[str]) -> str:
+    """Join the words that fit; of the first two the longer one is cut."""
+    first, second, *rest = *filter(None, dict.fromkeys(words)), "", ""
+    first = _cut(first, max(LENGTH // 2, LENGTH - 1 - len(second)) if second else LENGTH)
+    return _with(f"{first} {_cut(second, LENGTH - 1 - len(first))}".strip(), rest)
+
+
+def _with(text: str, words: Iterable[str]) -> str:
+    """A text with the words that fit behind it."""
+    for word in words if text else ():
+        text = f"{text} {word}".strip() if len(text) + 1 + len(word) <= LENGTH else text
+    return text
+
+
+def _cut(word: str, length: int) -> str:
+    return word if len(word) <= length else f"{word[: length - 1]}…"

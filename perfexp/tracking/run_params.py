@@ -1,0 +1,84 @@
+"""Parameters of runs: what a person chooses or groups by; the whole plan is an artifact."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.records.record import Key, Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import subject
+from perfexp.tracking.descriptions import NAME_LENGTH, PARAM_LENGTH, allowed, clean, fact
+
+#: Most parameters of a run: pages and comparisons list all of them.
+MOST = 25
+#: Groups of the configuration whose option is a parameter.
+_GROUPS = ("execution", "stopping", "data")
+#: Parameters of axes with another name.
+_AXES = {"model.name": "model"}
+#: Keys that other parameters show.
+_SHOWN = ("model", "model.name", "algorithm", "mode", "precision", "batch_size", "input_size", "gpu", *_GROUPS)
+#: Groups of keys that concern no measurement.
+_NOT_MEASURED = (
+    *("tracking", "output_dir", "speed_dir", "export", "compare", "stage", "quiet", "device_lock", "host_sharing"),
+    *("timeout_seconds", "resume", "cluster", "hydra"),
+)
+
+
+def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
+    """Return the parameters of some points: subject, sizes, device and libraries."""
+    about = subject(record.plan, record.environment)
+    named = {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": about.mode,
+        "precision": about.precision,
+        "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
+        "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
+        "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
+        "device": about.device or "",
+        "torch": fact(record.environment, "torch"),
+        "cudnn": fact(record.environment, "cudnn"),
+    }
+    return _cleaned(named)
+
+
+def of_run(record: Record) -> dict[str, str]:
+    """Return the parameters of a run: those of its points, options of some groups, and what its user typed."""
+    choices = {group: fact_at(record.plan, f"choices.{group}") for group in _GROUPS}
+    texts = of_keys(record, [point.key for point in record.points])
+    return _cleaned({**texts, **{name: str(text or "") for name, text in choices.items()}, **dict(_chosen(record))})
+
+
+def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
+    """Return the parameters of a sweep: its axes and those of its runs, each with all of its values."""
+    children = sorted(sweep.children, key=lambda child: child.job)
+    axes = [{_AXES.get(name, name): text for name, text in child.axes.items()} for child in children]
+    return _cleaned({**_joined(map(of_run, records)), **_joined(axes)})
+
+
+def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    values: dict[str, dict[str, None]] = {}
+    for name, text in (item for texts in of_runs for item in texts.items()):
+        values.setdefault(name, {})[text] = None
+    return {name: ", ".join(texts) for name, texts in values.items()}
+
+
+def _chosen(record: Record) -> Iterator[tuple[str, str]]:
+    """Keys and values on the run's command line that no other parameter shows, a sweep's values for this run."""
+    typed = (argument.lstrip("+~").partition("=") for argument in record.command if not argument.startswith("-"))
+    axes = record.sweep.axes if record.sweep else {}
+    for name, text in {**{name: text for name, _, text in typed}, **axes}.items():
+        if name not in _SHOWN and re.split("[./]", name)[0] not in _NOT_MEASURED:
+            value = fact_at(record.plan, name)  # the command of a sweep's run spells it in Python's way
+            yield name, text if value is None or isinstance(value, str | dict) else json.dumps(value)
+
+
+def _cleaned(texts: Mapping[str, str]) -> dict[str, str]:
+    cleaned = {
+        allowed(name)[:NAME_LENGTH].strip(" ."): clean(text, PARAM_LENGTH) for name, text in texts.items() if text
+    }
+    return dict(islice(cleaned.items(), MOST))

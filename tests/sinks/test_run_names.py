@@ -1,0 +1,140 @@
+"""Names of runs in MLflow's lists."""
+
+import msgspec
+import pytest
+
+from perfexp.errors import UserError
+from perfexp.records.record import Status, SweepMembership
+from perfexp.records.summary import rows
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.sweep_summary import paired
+from perfexp.tracking import best, descriptions, run_names, run_params
+from perfexp.tracking.mlflow_sink import MlflowSink
+
+
+def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32", **more):
+    nodes = {"model": model, "algorithm": algorithm, "mode": mode, "precision": precision}
+    return {**{group: {"name": name} for group, name in nodes.items()}, **more}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"plan": plan(algorithm="winograd"), "batches": (8,)}, "vgg16 winograd 224 b8"),
+        ({"plan": plan(), "batches": (8,)}, "vgg16 224 b8 inf"),
+        ({"plan": plan(mode="train", precision="fp16"), "phases": ("train",)}, "vgg16 train fp16 224 b1"),
+        ({"plan": plan(), "sizes": (224, 320, 256), "batches": (1, 64)}, "vgg16 224-320 b1-64 inf"),
+        ({"plan": plan("mobilenet_v3_large", "implicit_precomp_gemm")}, "mobilenet_v… implicit_p…"),
+        ({"plan": plan("deeplabv3plus_r101_cityscapes")}, "deeplabv3plus_r101_… 224"),
+        ({"plan": plan("wide_resnet50_2", mode="train", precision="fp16")}, "wide_resnet50_2 train b1"),
+        ({"plan": plan(choices={"execution": "compile"})}, "vgg16 compile 224 b1 inf"),
+        ({"plan": plan(tracking={"run_name": "the one that I show to my boss"})}, "the one that I show to my boss"),
+    ],
+)
+def test_a_name_has_the_words_that_fit(fields, name, make_record):
+    assert run_names.of_run(make_record(**fields)) == name
+
+
+@pytest.mark.parametrize(
+    ("axes", "name"),
+    [
+        ({"algorithm": "default"}, "default vgg16 224 b1 inf"),
+        ({"batch_size": "1", "stopping.max_seconds": "5"}, "b1 max_seconds=5 vgg16"),
+        ({"gpu": "h100", "model.name": "vgg16"}, "h100 vgg16 224 b1 inf"),
+    ],
+)
+def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
+    membership = SweepMembership(uid="s", job=0, jobs=2, axes=axes)
+    assert run_names.of_run(make_record(plan=plan(tracking={"run_name": "whole"}), sweep=membership)) == name
+
+
+def test_a_part_of_a_run_begins_with_its_batch_size_and_phase(make_record):
+    membership = SweepMembership(uid="s", job=0, jobs=2, axes={"algorithm": "default"})
+    record = make_record(plan=plan(), batches=(1, 8), phases=("train", "inference"), sweep=membership)
+    names = [run_names.of_part(record, [point.key]) for point in record.points if point.key.is_timed]
+    assert names == [
+        "b1 train default vgg16",
+        "b1 inf default vgg16 224",
+        "b8 train default vgg16",
+        "b8 inf default vgg16 224",
+    ]
+
+
+def swept(make_record, seconds, axis="algorithm", **fields):
+    """A sweep over an axis, whose runs take these times: its summary and records."""
+    sweep = Sweep(uid="s", name=axis, started="2026-03-01T10:00:00+00:00", jobs=len(seconds))
+    records = []
+    for job, (value, factor) in enumerate(seconds.items()):
+        axes = {axis: value}
+        record = make_record(uid=value, plan=plan(**axes), sweep=SweepMembership(uid="s", job=job, axes=axes), **fields)
+        for point in record.points:
+            point.series = [
+                msgspec.structs.replace(one, samples=[factor * sample for sample in one.samples])
+                for one in point.series
+            ]
+        records.append(record)
+        sweep.children.append(SweepChild(job=job, name=value, directory=value, status=Status.OK, axes=axes))
+    return sweep, records
+
+
+def winner(sweep, records):
+    return best.winner([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
+
+
+def test_a_sweep_is_named_by_what_it_measures(make_record):
+    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 2.0})
+    assert run_names.of_sweep(sweep, records) == "3 algorithms vgg16 224"
+    assert run_names.of_unfinished_sweep(records[0]) == "algorithms vgg16 224 b1"
+    for child in sweep.children:
+        child.axes["batch_size"] = str(1 + child.job)
+    assert run_names.of_sweep(sweep, records) == "3 algorithms × 3 batches"
+    for child in sweep.children:
+        del child.axes["batch_size"]
+    sweep.jobs = 4
+    assert run_names.of_sweep(sweep, records) == "algorithms vgg16 224 b1"
+    records[0].plan["tracking"] = {"run_name": "whole"}
+    assert run_names.of_sweep(sweep, records) == "whole"
+
+
+def test_the_winner_of_a_sweep_is_the_fastest_and_ties_are_named(make_record):
+    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 0.5001})
+    assert winner(sweep, records) == {
+        "perfexp.best": "algorithm=winograd",
+        "perfexp.best_by": "latency/p50_ms",
+        "perfexp.best_ties": "algorithm=direct",
+    }
+    assert winner(sweep, records[:1]) == {}
+
+
+def test_the_winner_over_batch_sizes_has_the_highest_rate(make_record):
+    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5}, batches=(1, 8))
+    figures = {name: (row.key.batch_size, value) for name, row, value in best.figures(rows(records[1]))}
+    assert figures["best/latency_p50_ms"] == (1, pytest.approx(5, rel=0.01))
+    assert winner(sweep, records)["perfexp.best"].startswith("algorithm=winograd, batch ")
+    assert winner(sweep, records)["perfexp.best_by"] == "throughput/samples_per_second"
+
+
+def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
+    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5})
+    sweep.children.append(SweepChild(job=2, name="fft", directory="x", status=Status.FAILED, axes={"algorithm": "fft"}))
+    params = run_params.of_sweep(sweep, records)
+    assert params["algorithm"] == "default, winograd, fft"
+    assert params["model"] == "vgg16"
+
+
+@pytest.mark.parametrize("name", ["mlflow.user", "perfexp.kind", "gpu", "a/b", "é"])
+def test_a_tag_that_is_taken_is_refused_and_never_sent(name):
+    assert descriptions.tag_fault(name)
+    assert descriptions.own_tags({"tracking": {"tags": {name: "x", "team": "vision"}}}) == {"team": "vision"}
+
+
+@pytest.mark.parametrize("tags", ["team", {"gpu": "mine"}])
+def test_tags_that_cannot_be_are_refused_before_anything_is_measured(tags, tmp_path):
+    with pytest.raises(UserError, match=r"tracking\.tags"):
+        MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", tags=tags)
+
+
+def test_a_users_description_stands_above_the_results(make_record):
+    record = make_record(plan={"tracking": {"description": "a *first* <b>try</b>"}})
+    note = descriptions.of_run(record, rows(record), {})
+    assert note.startswith("a \\*first\\* &lt;b&gt;try&lt;/b&gt;\n\n**inference")
