@@ -10,7 +10,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, window_of
+from perfexp.plots.chart import COLORS as PALETTE
+from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, placed_parts, window_of
 from perfexp.plots.roofline_table import grid
 from perfexp.roofline.placement import Roofline, Row
 from perfexp.roofline.sentences import meaning
@@ -42,15 +43,15 @@ def page(roofline: Roofline) -> bytes:
             legendgroup="ceilings",
             legendgrouptitle_text="ceilings",
         )
-    parts = [row for row in roofline.parts if row.has_place]
+    parts = placed_parts(roofline)
     for limit, color in COLORS.items():
         rows = [row for row in parts if row.limit is limit]
         _points(figure, roofline, rows, f"{roofline.noun} {limit.value}", color=color)
     l2 = [row for row in parts if row.load.l2_intensity and roofline.peaks.l2_bytes_per_second]
-    _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color="#009E73")
+    _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color=PALETTE[4])
     _points(figure, roofline, roofline.ranges, "ranges", size=12, symbol="diamond-open", color="black")
     _points(figure, roofline, [roofline.total], "total", size=12, symbol="star", color="black")
-    _points(figure, roofline, roofline.launches, "each launch", symbol="circle-open", color="#CC79A7")
+    _points(figure, roofline, roofline.launches, "each launch", symbol="circle-open", color=PALETTE[2])
     figure.update_layout(
         template="plotly_white",
         height=780,

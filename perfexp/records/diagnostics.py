@@ -58,8 +58,12 @@ DIAGNOSTICS: dict[str, Rule] = {
         "stop other work on this machine, then measure again; of more processes (replicate=5) each weighs less",
     ),
     "scaling_unexpected": _note(
-        "the time is {ratio:.2f} times that of {reference}",
-        "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
+        "the time is {ratio:.2f} times that of {reference}{evidence}",
+        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares its algorithms",
+    ),
+    "rate_falls": _warning(
+        "reaches {ratio:.2f} of the samples/s of batch {batch}, which is smaller",
+        "use batch_size={batch}, which is faster and needs less memory",
     ),
     "outside_corpus": _warning(
         "{point} is outside the {count} measured points, {range}: no time and no energy",
