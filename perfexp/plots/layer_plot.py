@@ -16,7 +16,7 @@ from perfexp.tables.layer_groups import GAPS, OTHERS, Stretch, by_kind, call_sec
 from perfexp.tables.layer_tables import agrees, points, representative_point
 
 #: Color of gaps, and those of neighbors that have no kind, in turns.
-_GAP, _SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")
+_GAP, SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")
 #: Layers with a bar of their own.
 MOST_LAYERS = 15
 #: Opacity of the passes of a kind, in their order.
@@ -113,12 +113,12 @@ def _strip(
     for position, (title, row) in enumerate(rows):
         for number, stretch in enumerate(row):
             is_layer = title == "layer"
-            color = colors.get(stretch.name, GREY) if is_layer else _SHADES[number % 2]
+            color = colors.get(stretch.name, GREY) if is_layer else SHADES[number % 2]
             edge = {"edgecolor": "white", "linewidth": 0.4 if is_layer else 1.0}
             axes.barh(position, stretch.seconds * factor, left=stretch.start * factor, height=0.92, color=color, **edge)
-            name = stretch.name if title in ("pass", "layer") else _last(stretch.name, title, rows)
+            name = stretch.label
             if len(name) + 1 < room * stretch.seconds / whole:
-                words = {"ha": "center", "va": "center", "fontsize": 9, "clip_on": True, "color": ink(color)}
+                words = {"ha": "center", "va": "center", "fontsize": 9, "clip_on": True, "color": _ink(color)}
                 axes.text((stretch.start + stretch.seconds / 2) * factor, position, plain(name), **words)
     axes.set_yticks(range(len(rows)), [title for title, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -128,13 +128,7 @@ def _strip(
     axes.tick_params(axis="y", length=0)
 
 
-def _last(name: str, title: str, rows: list[tuple[str, list[Stretch]]]) -> str:
-    """The part of a block's path that the stage above it does not show."""
-    has_stages = any(other == "stage" for other, _ in rows)
-    return name.rpartition(".")[2] if title == "block" and has_stages else name
-
-
-def ink(color: str) -> str:
+def _ink(color: str) -> str:
     """Black or white, whichever is readable on a color."""
     red, green, blue = matplotlib.colors.to_rgb(color)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "white"

@@ -57,9 +57,12 @@ def _contents(
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
     yield paths.predicted, "data", predictions.to_lines(forecasts, about.precision) or None
-    yield paths.plot("time"), "plots", _png(record_plots.plot(record, forecasts))
-    yield paths.plot("layers"), "plots", _layers_png(record)
-    yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
+    plots = {paths.plot("time"): _png(record_plots.plot(record, forecasts)), paths.plot("layers"): _layers_png(record)}
+    for path, content in plots.items():
+        yield path, "plots", content
+    drawn = [path.name for path, content in plots.items() if content is not None]
+    rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
+    yield paths.report, "report", markdown.report(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
 

@@ -53,14 +53,18 @@ class Stretch:
     """Neighbors in the order of execution that have the first parts of their paths in common.
 
     Attributes:
+        label: the name without the part that the row above it shows.
         start: seconds of the call before them.
         seconds: their duration, gaps before them included.
+        path: name of a layer, whose `name` is its kind; empty for others.
     """
 
     name: str
+    label: str
     which: str
     start: float
     seconds: float
+    path: str = ""
 
 
 def call_seconds(point: Point) -> float:
@@ -132,7 +136,7 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
     levels["stage"], levels["block"] = ([".".join(part[:end]) for part in parts] for end in (depth, depth + 1))
     rows: list[tuple[str, list[Stretch]]] = []
     for title, names in levels.items():
-        row = _stretches(lines, names, starts, start)
+        row = _stretches(lines, names, starts, start, is_below=bool(rows) and rows[-1][0] == "stage")
         if len(row) > (len(rows[-1][1]) if rows else 1):
             rows.append((title, row))
     layers = [part for line, at in zip(lines, starts, strict=True) for part in _parts(line, at, scale)]
@@ -141,13 +145,14 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
 
 def _parts(line: Mapping[str, Any], start: float, scale: float) -> list[Stretch]:
     """The gap before a layer, if there is one, and the layer."""
-    gap, seconds, which = scale * gap_of(line), scale * seconds_of(line), pass_of(line)
-    before = [Stretch(name=GAPS, which=which, start=start, seconds=gap)] if gap > 0 else []
-    return [*before, Stretch(name=one_line(line["kind"]), which=which, start=start + gap, seconds=seconds)]
+    gap, kind, which = scale * gap_of(line), one_line(line["kind"]), pass_of(line)
+    before = [Stretch(name=GAPS, label=GAPS, which=which, start=start, seconds=gap)] if gap > 0 else []
+    place = {"start": start + gap, "seconds": scale * seconds_of(line)}
+    return [*before, Stretch(name=kind, label=kind, which=which, path=one_line(name_of(line)), **place)]
 
 
 def _stretches(
-    lines: Sequence[Mapping[str, Any]], names: Sequence[str], starts: Sequence[float], end: float
+    lines: Sequence[Mapping[str, Any]], names: Sequence[str], starts: Sequence[float], end: float, *, is_below: bool
 ) -> list[Stretch]:
     row: list[Stretch] = []
     firsts = [
@@ -157,8 +162,9 @@ def _stretches(
     ]
     for index, following in zip(firsts, [*firsts[1:], None], strict=True):
         until = end if following is None else starts[following]
-        place = {"start": starts[index], "seconds": until - starts[index]}
-        row.append(Stretch(name=one_line(names[index]), which=pass_of(lines[index]), **place))
+        name, which = one_line(names[index]), pass_of(lines[index])
+        label = name.rpartition(".")[2] if is_below else name
+        row.append(Stretch(name=name, label=label, which=which, start=starts[index], seconds=until - starts[index]))
     return row
 
 

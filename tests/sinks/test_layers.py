@@ -12,7 +12,7 @@ from builders import Builder
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.plots import layer_plot
+from perfexp.plots import layer_plot, report_page
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
@@ -178,3 +178,11 @@ def test_the_strip_has_stages_blocks_and_layers_in_the_order_of_execution(build:
 
 def test_numbers_that_are_no_range_are_listed() -> None:
     assert layer_groups.name_of_all(["a.0.b1", "a.2.b1", "a.3.b1"]) == "a.0,2-3.b1"
+
+
+def test_the_page_of_layers_has_three_figures_with_their_names(build: Builder) -> None:
+    record = build.record(build.point(), blocks(build))
+    page = report_page.of_run(record, ["console"]).decode()
+    assert page.count("Plotly.newPlot") == 4
+    assert "stage.0-2.conv \\u00d73" in page
+    assert page == report_page.of_run(record, ["console"]).decode()

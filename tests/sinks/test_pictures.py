@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import Builder
 
-from perfexp.plots import drawing, record_plots, sweep_plots
+from perfexp.plots import drawing, record_plots, report_page, sweep_plots
 from perfexp.plots.chart import COLORS, GREY, Bars, Chart, Strips, unit_of
 from perfexp.records.record import Metric
 from perfexp.records.sweep_record import Sweep
@@ -319,3 +319,11 @@ def _lab(color: str, vision: np.ndarray) -> np.ndarray:
     xyz = to_xyz @ np.clip(vision @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_the_page_of_a_sweep_has_a_figure_for_each_pair_of_axes(build: Builder) -> None:
+    points = [[build.point(value), build.point(3 * value, phase="train")] for value in (0.1, 0.2)]
+    sweep, records = build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*points])
+    page = report_page.of_sweep(sweep, records, ["<b>"]).decode()
+    assert page.count("Plotly.newPlot") == 2
+    assert "<pre>&lt;b&gt;</pre>" in page
