@@ -134,7 +134,8 @@ class Run:
             announce = partial(self._announce, progress)
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             try:
-                for number in numbers:
+                # again for what a process could not know: the sizes that a later one found odd
+                for number in [*numbers, *numbers]:
                     supervisor.measure(job, number)
                 if not job.replicates or job.replicates[-1] in numbers:
                     supervisor.profile(job)
@@ -239,7 +240,7 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         command=assignment.plain["command"],
         timeout_seconds=plan.timeout_seconds,
     )
-    if (plan.is_sparse or plan.shrinks) and job.profiler.times:
+    if (plan.is_sparse or plan.shrinks or plan.remeasures) and job.profiler.times:
         job.choose = lambda results: (plan.timed_keys(results), plan.layer_keys(results))
     _add_earlier_results(job)
     job.extend()

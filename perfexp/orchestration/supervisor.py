@@ -49,8 +49,8 @@ class Job:
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
-        choose: timed points and layers by the results so far, of a sparse sweep or one with `oom=shrink`; None for a
-            plan that lists them all.
+        choose: timed points and layers by the results so far, of a sparse sweep, one with `oom=shrink`, or one whose
+            odd sizes further processes measure; None for a plan that lists them all.
     """
 
     paths: RunPaths
@@ -69,7 +69,7 @@ class Job:
     choose: Callable[[Sequence[Point]], tuple[list[Key], list[Key]]] | None = None
 
     def extend(self) -> None:
-        """Take over the points that a sparse sweep has chosen by the results so far."""
+        """Take over the points that are chosen by the results so far."""
         if self.choose is not None:
             self.timed, self.layers = self.choose(read_points(self.paths.points))
 

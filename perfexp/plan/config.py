@@ -26,7 +26,7 @@ from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records.record import Key, Point, layers_key
 from perfexp.stopping import StoppingRule
-from perfexp.sweep import Oom, Size, parse_batch_sizes, parse_sizes, shrunk, timed_keys
+from perfexp.sweep import Oom, Size, odd_sizes, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
 #: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
 FORMAT = 2
@@ -247,6 +247,11 @@ class Plan(PlanSchema):
         return getattr(build(self.sweep), "oom", None) is Oom.shrink
 
     @property
+    def remeasures(self) -> bool:
+        """Whether further processes measure odd sizes and their neighbors, besides three points among many."""
+        return self.replicate is None and self.processes > 1 and len(self.input_size) > 1 and not self.is_sparse
+
+    @property
     def scope(self) -> str:
         """Sizes and batch sizes that a sparse sweep covers, in words; empty for other sweeps."""
         sweep = build(self.sweep)
@@ -261,7 +266,8 @@ class Plan(PlanSchema):
         One process trains where inference takes the trained weights.
 
         Args:
-            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points.
+            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points, and
+                which show the odd sizes that further processes measure.
         """
         sweep, results = build(self.sweep), list(results)
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
@@ -277,6 +283,7 @@ class Plan(PlanSchema):
             anchored=self.replicate is None,
         )
         keys = [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
+        keys += odd_sizes(results, keys, self.processes) if self.remeasures else []
         return list(dict.fromkeys([*keys, *(shrunk(results) if self.shrinks else ())]))
 
     def _batch_sizes(self, phase: str) -> list[int]:

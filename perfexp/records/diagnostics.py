@@ -184,6 +184,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "
         "or the count is wrong: please report it",
     ),
+    "tf32_ceiling": _note(
+        "by the device's data sheet, TF32 computes matrix products {ratio:.1f} times as fast as fp32 at most",
+        "precision=tf32 uses it, with 10 bits of mantissa; probes.correctness=true shows the error",
+    ),
     # --- convolution algorithms ---
     "algorithm_fallback": _warning(
         "{share} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",

@@ -96,6 +96,15 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
     return found
 
 
+def with_neighbors(known: Sequence[Row]) -> list[Key]:
+    """The keys of odd sizes and of the sizes next to them."""
+    odd, keys = odd_sizes(known), list[Key]()
+    for group in _over_sizes(known):
+        for row in (row for row in group if row.key in odd):
+            keys += [row.key, *(other.key for other in _neighbors(row, group))]
+    return list(dict.fromkeys(keys))
+
+
 def kernels_of(record: Record) -> dict[Key, Counter[str]]:
     """Number of launches of each kernel in a call, by the timed point whose layers were profiled."""
     kernels: dict[Key, Counter[str]] = {}
@@ -113,7 +122,9 @@ def judge(known: Sequence[Row], kernels: Mapping[Key, Counter[str]]) -> dict[Key
     for group in _over_sizes(known):
         for row in (row for row in group if row.key in odd):
             beside = _neighbors(row, [other for other in group if other.key not in odd])
-            seen = [text for text in (_memory_evidence(row, beside), _kernel_evidence(row, beside, kernels)) if text]
+            again = f"measured by {row.processes} processes" if row.processes > 1 else ""
+            texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
+            seen = [text for text in texts if text]
             one, evidence = odd[row.key], f": {', '.join(seen)}" if seen else ""
             found = diagnostics.make("scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence)
             raised[row.key] = (found,)
