@@ -91,7 +91,7 @@ def test_further_processes_measure_odd_sizes_and_their_neighbors(finished):
 def test_nothing_is_odd_before_the_first_process_has_measured_all_sizes(build_points):
     points = build_points
     keys = [point.key for point in points]
-    again = [key for key in sweep.odd_sizes(points, keys, 3)]
+    again = sweep.odd_sizes(points, keys, 3)
     assert sorted({key.input_size[0] for key in again}) == [190, 200, 210]
     assert sorted({key.replicate for key in again}) == [1, 2]
     assert sweep.odd_sizes(points[:-1], keys, 3) == []
