@@ -68,7 +68,7 @@ def save(compose: Callable[[], Any], form: str = "png") -> bytes:
 
 def caption_of(figure: Any, caption: Caption) -> None:
     """Set title and subtitle above a figure of matplotlib, both from its left edge, and the footer below it."""
-    title, subtitle = wrapped(caption.title, 90), wrapped(caption.subtitle, 150)
+    title, subtitle = wrapped(caption.title, 90), wrapped(caption.subtitle, 135)
     lines = subtitle.count("\n") + 1
     figure.suptitle(title + "\n" * lines, x=0.01, ha="left", fontsize=16, fontweight="bold")
     # below the title, in the room of its empty lines: only the title has a place in the layout

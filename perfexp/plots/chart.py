@@ -75,6 +75,11 @@ class Panel:
     odd: dict[tuple[float, str], str] = field(default_factory=dict)
     marks: dict[float, str] = field(default_factory=dict)
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether a value without an interval is one that should have one: not a peak of the memory."""
+        return self.unit != "bytes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:

@@ -14,8 +14,8 @@ from perfexp.plots.strips import compose as strips_figure
 from perfexp.roofline.kernel_names import cut
 from perfexp.statistics import estimators
 
-#: Characters of a bar's name.
-LONGEST_LABEL = 55
+#: Characters of a bar's name, and of the reason why there is none.
+LONGEST_LABEL, _LONGEST_REASON = 55, 90
 _MARKERS = ("o", "s", "^", "D", "v")
 #: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
 _MOST_TICKS = 12
@@ -78,7 +78,7 @@ def _panel(axes: Any, panel: Panel) -> None:
             predicted, least, most = _scaled(band.y, factor)
             axes.fill_between(band.x, least, most, color=color, alpha=0.2, linewidth=0, label=plain(band.label) or None)
             axes.plot(band.x, predicted, color=color, linewidth=1, zorder=1.5)
-        _line(axes, line, _MARKERS[number % len(_MARKERS)], factor, is_joined=not panel.bands)
+        _line(axes, line, _MARKERS[number % len(_MARKERS)], factor, panel)
         for (x, label), text in panel.odd.items():
             if label == line.label and x in line.x:
                 _ring(axes, x, line.y[line.x.index(x)].value * factor, text)
@@ -95,14 +95,14 @@ def _panel(axes: Any, panel: Panel) -> None:
     style(axes)
 
 
-def _line(axes: Any, line: Line, marker: str, factor: float, *, is_joined: bool) -> None:
+def _line(axes: Any, line: Line, marker: str, factor: float, panel: Panel) -> None:
     """One line with its intervals; a hollow marker has none."""
     color = COLORS[line.color % len(COLORS)]
     values, low, high = _scaled(line.y, factor)
     look = {"color": color, "alpha": 0.45 if line.is_light else 1.0, "label": plain(line.label) or None}
-    dash = {"linewidth": (1.4 if line.is_light else 2.0) * is_joined, "linestyle": "-"}
+    dash = {"linewidth": 0.0 if panel.bands else 1.4 if line.is_light else 2.0, "linestyle": "-"}
     axes.plot(line.x, values, marker=marker, markersize=4 if line.is_light else 6, **dash, **look)
-    hollow = numpy.isnan(low)
+    hollow = numpy.isnan(low) & panel.has_intervals
     axes.plot(numpy.array(line.x)[hollow], values[hollow], marker, color=color, markerfacecolor="white", markersize=6)
     if line.is_light:
         return
@@ -168,7 +168,8 @@ def _facet(axes: Any, facet: Facet) -> None:
 def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None:
     if bar.value is None:
         axes.barh(position, _STUB * most, height=0.62, color="white", edgecolor=GREY, hatch="////", linewidth=1)
-        axes.text(_STUB * most * 1.3, position, plain(cut(bar.text, 90)), va="center", fontsize=10, color=DARK)
+        words = bar.text if len(bar.text) <= _LONGEST_REASON else f"{bar.text[:_LONGEST_REASON]}…"
+        axes.text(_STUB * most * 1.3, position, plain(words), va="center", fontsize=10, color=DARK)
         return
     length, low, high = _scaled([bar.value], factor)
     if bar.behind is not None:

@@ -71,7 +71,7 @@ def _panel(figure: Any, chart: Chart, panel: Panel, place: dict[str, int]) -> No
         look = {"mode": "lines", "line": {"color": GREY, "dash": "dash"}, "name": text(curve.label)}
         figure.add_scatter(x=curve.x, y=[value * factor for value in curve.y], hoverinfo="skip", **look, **place)
     for line in panel.lines:
-        figure.add_trace(_line(chart, line, factor, unit), **place)
+        figure.add_trace(_line(chart, panel, line, factor, unit), **place)
         for x, y in zip(line.x, line.y, strict=True):
             if (words := panel.odd.get((x, line.label))) is not None and not line.is_light:
                 ring = {"symbol": "circle-open", "size": 20, "color": "black", "line": {"width": 2}}
@@ -84,9 +84,10 @@ def _panel(figure: Any, chart: Chart, panel: Panel, place: dict[str, int]) -> No
     figure.update_yaxes(title=text(f"{panel.title} ({unit})"), **scale, **place)
 
 
-def _line(chart: Chart, line: Line, factor: float, unit: str) -> Any:
+def _line(chart: Chart, panel: Panel, line: Line, factor: float, unit: str) -> Any:
     """A line whose points show value and interval to the mouse; hollow markers have none."""
     name, hover = text(line.label), []
+    symbols = ["circle-open" if y.low is None and panel.has_intervals else "circle" for y in line.y]
     for x, y in zip(line.x, line.y, strict=True):
         ends = "no interval" if y.low is None or y.high is None else f"{y.low * factor:.4g} … {y.high * factor:.4g}"
         hover.append(f"<b>{text(chart.ticks[x])}</b> {name}<br>{y.value * factor:.4g} {unit}<br>{ends}")
@@ -98,7 +99,7 @@ def _line(chart: Chart, line: Line, factor: float, unit: str) -> Any:
         opacity=0.5 if line.is_light else 1.0,
         mode="lines+markers",
         line={"color": COLORS[line.color % len(COLORS)], "width": _LINE},
-        marker={"symbol": ["circle-open" if y.low is None else "circle" for y in line.y], "size": 8},
+        marker={"symbol": symbols, "size": 8},
         error_y=_errors(line.y, factor),
         hovertext=hover,
         hoverinfo="text",

@@ -207,10 +207,10 @@ def _with_bands(chart: Chart, key: Key, fields: Sequence[str], axis: str, foreca
         prefix, _, title = panel.title.rpartition(": ")
         quantity = "energy" if title == "energy per call" else "time" if panel.unit == "seconds" else ""
         found = bands.get(f"{prefix}: {quantity}" if prefix else quantity, ())
-        plain = [line for line in panel.lines if not line.is_light]
+        labels, kind = {line.label for line in panel.lines}, title.removesuffix(" per call")
         # a line that has the latency behind it has the kind of its time in its name
-        renamed = [replace(band, line=plain[min(number, len(plain) - 1)].label) for number, band in enumerate(found)]
-        return replace(panel, bands=tuple(renamed))
+        own = (one if (one := _joined(band.line, kind)) in labels else band.line for band in found)
+        return replace(panel, bands=tuple(replace(band, line=name) for band, name in zip(found, own, strict=True)))
 
     return replace(chart, panels=tuple(map(banded, chart.panels))) if bands else chart
 

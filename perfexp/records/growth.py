@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
@@ -27,8 +29,20 @@ _FALL_TOLERANCE = 0.1
 _RATE_TOLERANCE = 0.05
 #: A workspace: factor and bytes by which the peak memory of a size exceeds that of its neighbors.
 _WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
+#: Limit on characters of a kernel's name, which may have thousands.
+_LONGEST_NAME = 72
 #: Metric of the peak memory.
 _PEAK_MEMORY = "memory/peak_bytes"
+
+
+class _Line(msgspec.Struct):
+    kernels: dict[str, float] = {}
+
+
+class _Layers(msgspec.Struct):
+    """The facts of layers that are read here."""
+
+    lines: list[_Line] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +119,20 @@ def with_neighbors(known: Sequence[Row]) -> list[Key]:
     return list(dict.fromkeys(keys))
 
 
-def kernels_of(record: Record) -> dict[Key, Counter[str]]:
-    """Number of launches of each kernel in a call, by the timed point whose layers were profiled."""
-    kernels: dict[Key, Counter[str]] = {}
-    for point in record.points:
-        lines = point.facts.get("layers", {}).get("lines", ()) if is_layers(point.key) else ()
-        for line in lines:
-            kernels.setdefault(without_replicate(timed_key(point.key)), Counter()).update(line["kernels"])
+def kernels_of(record: Record) -> dict[Key, list[str]]:
+    """The kernels of a call, in the order of execution, by the timed point whose layers were profiled."""
+    kernels: dict[Key, list[str]] = {}
+    for point in (point for point in record.points if is_layers(point.key)):
+        try:
+            lines = msgspec.convert(point.facts.get("layers"), _Layers).lines
+        except msgspec.ValidationError:  # a record is data, and may hold anything there
+            continue
+        names = dict.fromkeys(name for line in lines for name in line.kernels)
+        kernels[without_replicate(timed_key(point.key))] = list(names)
     return kernels
 
 
-def judge(known: Sequence[Row], kernels: Mapping[Key, Counter[str]]) -> dict[Key, tuple[Diagnostic, ...]]:
+def judge(known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> dict[Key, tuple[Diagnostic, ...]]:
     """Diagnostics by point: odd sizes with the evidence that exists, and rates that fall as the batch grows."""
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
     odd = odd_sizes(known)
@@ -147,13 +164,13 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
     while falls:
         counts = Counter(row.key for pair in falls for row in pair)
         odd = max((row for pair in falls for row in pair), key=lambda row: (counts[row.key], _median(row).value))
-        others = [smaller if larger is odd else larger for smaller, larger in falls if odd in (smaller, larger)]
+        others = [smaller if larger is odd else larger for smaller, larger in falls if odd is smaller or odd is larger]
         other = others[0] if others[0].key.pixels > odd.key.pixels else others[-1]  # the nearest
         which = "larger" if other.key.pixels > odd.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
         ratio = _median(odd).value / _median(other).value
         found[odd.key] = Odd(ratio=ratio, reference=reference, other=other.key)
-        falls = [pair for pair in falls if odd not in pair]
+        falls = [pair for pair in falls if all(row is not odd for row in pair)]
     return found
 
 
@@ -181,15 +198,15 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
     return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
 
 
-def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Counter[str]]) -> str:
-    """The kernel that a size launches most often of those that no neighbor launches; empty if none was profiled."""
+def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> str:
+    """The first kernel of those that no neighbor launches; empty if there is none, or nothing was profiled."""
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
-    own = kernels.get(row.key, Counter()) if profiled else Counter()
-    foreign = [name for name, _ in own.most_common() if not any(name in other for other in profiled)]
+    own = kernels.get(row.key, ()) if profiled else ()
+    foreign = [name for name in own if not any(name in other for other in profiled)]
     if not foreign:
         return ""
     more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-    return f"it launches kernels that its neighbors do not: {foreign[0]}{more}"
+    return f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}{more}"
 
 
 def _peak(row: Row) -> float | None:
