@@ -19,8 +19,9 @@ from perfexp.summaries.subject import one_line
 GAPS, OTHERS = "gaps", "other kinds"
 #: Limit on kinds with a name, and so with a color.
 MOST_KINDS = 5
-#: Least number of parts that a level of the model's paths has to have to be the level of stages.
-_LEAST_STAGES = 3
+#: Least number of parts of the level of stages in a model's paths, share of the call of which none has more, and limit
+#: on the level.
+_LEAST_STAGES, _NEARLY_ALL, _MOST_DEPTH = 3, 0.8, 5
 NUMBER = re.compile(r"\d+")
 
 
@@ -129,18 +130,29 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
         starts.append(start)
         start += scale * (seconds_of(line) + gap_of(line))
     parts = [name_of(line).split(".") for line in lines]
-    depth = next(
-        (depth for depth in range(1, 5) if len({".".join(part[:depth]) for part in parts}) >= _LEAST_STAGES), 1
-    )
+    depth = _stage_depth(parts, [line["share"] for line in lines])
     levels = {"pass": [pass_of(line) for line in lines]}
     levels["stage"], levels["block"] = ([".".join(part[:end]) for part in parts] for end in (depth, depth + 1))
     rows: list[tuple[str, list[Stretch]]] = []
     for title, names in levels.items():
-        row = _stretches(lines, names, starts, start, is_below=bool(rows) and rows[-1][0] == "stage")
+        is_below = depth > 1 if title == "stage" else bool(rows) and rows[-1][0] == "stage"
+        row = _stretches(lines, names, starts, start, is_below=is_below)
         if len(row) > (len(rows[-1][1]) if rows else 1):
             rows.append((title, row))
     layers = [part for line, at in zip(lines, starts, strict=True) for part in _parts(line, at, scale)]
     return [*rows, ("layer", layers)]
+
+
+def _stage_depth(parts: Sequence[Sequence[str]], shares: Sequence[float]) -> int:
+    """The first level of the paths with several parts of which none is nearly all of the call."""
+    for depth in range(1, _MOST_DEPTH):
+        sums: dict[tuple[str, ...], float] = {}
+        for part, share in zip(parts, shares, strict=True):
+            place = tuple(part[:depth])
+            sums[place] = sums.get(place, 0.0) + share
+        if len(sums) >= _LEAST_STAGES and max(sums.values()) < _NEARLY_ALL * sum(sums.values()):
+            return depth
+    return 1
 
 
 def _parts(line: Mapping[str, Any], start: float, scale: float) -> list[Stretch]:

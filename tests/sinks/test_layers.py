@@ -176,6 +176,14 @@ def test_the_strip_has_stages_blocks_and_layers_in_the_order_of_execution(build:
     assert all(sum(stretch.seconds for stretch in row) == pytest.approx(7e-3) for row in rows.values())
 
 
+def test_a_part_that_is_nearly_all_of_a_call_is_not_a_stage(build: Builder) -> None:
+    lines = [line(f"features.{number}.conv", "Conv2d", Pass.forward, 1e-3) for number in range(4)]
+    lines += [line(name, "Linear", Pass.forward, 1e-4) for name in ("norm", "head")]
+    facts = {"layers": {"method": "queue", "call_seconds": [4e-3], "lines": msgspec.to_builtins(lines)}}
+    rows = dict(layer_groups.in_order(Point(key=layers_key(build.point().key), status=Status.OK, facts=facts)))
+    assert [stretch.label for stretch in rows["stage"]] == ["0", "1", "2", "3", "norm", "head"]
+
+
 def test_numbers_that_are_no_range_are_listed() -> None:
     assert layer_groups.name_of_all(["a.0.b1", "a.2.b1", "a.3.b1"]) == "a.0,2-3.b1"
 
