@@ -74,18 +74,18 @@ def test_a_sweep_that_chooses_itself_refuses_another_choice():
 
 def test_further_processes_measure_odd_sizes_and_their_neighbors(finished):
     """The scripted model takes 38 % longer at 352 than at 384, each time that it is measured."""
-    sizes = "input_size=[224,256,288,320,352,384,416,448]"
-    run = finished("model=fake", "gpu=fake", sizes, "model.stairs=0.3", "ttfp=false", "tracking=none")
+    sizes, rule = "input_size=[224,256,288,320,352,384,416,448]", ("stopping=brisk", "stopping.processes=2")
+    run = finished("model=fake", "gpu=fake", sizes, *rule, "model.stairs=0.3", "ttfp=false", "tracking=none")
     processes = Counter(point.key.input_size[0] for point in run.record.points)
     alone = [size for size, number in processes.items() if number == 1]
-    assert {352, 320, 384} <= {size for size, number in processes.items() if number == 3}
+    assert {352, 320, 384} <= {size for size, number in processes.items() if number == 2}
     assert alone
     assert all(point.status is Status.OK for point in run.record.points)
     (message,) = [
         doubt.message for row in rows(run.record) for doubt in row.doubts if doubt.code == "scaling_unexpected"
     ]
     assert "1.38 times that of the larger size 384" in message
-    assert message.endswith(": measured by 3 processes")
+    assert message.endswith(": measured by 2 processes")
 
 
 def test_nothing_is_odd_before_the_first_process_has_measured_all_sizes(build_points):

@@ -105,7 +105,7 @@ def rows(record: Record) -> list[Row]:
 def odd_sizes_and_neighbors(points: Iterable[Point]) -> list[Key]:
     """The sizes that the first process found odd, and those next to them, which further processes measure as well."""
     first = (point for point in points if point.key.is_timed and not point.key.replicate)
-    return growth.with_neighbors([row([point]) for point in first])
+    return growth.with_neighbors([row([point], ()) for point in first])
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
