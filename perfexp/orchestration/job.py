@@ -134,7 +134,7 @@ class Run:
             announce = partial(self._announce, progress)
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             try:
-                # again for what a process could not know: the sizes that a later one found odd
+                # a second time for sizes that a later process found odd
                 for number in [*numbers, *numbers]:
                     supervisor.measure(job, number)
                 if not job.replicates or job.replicates[-1] in numbers:

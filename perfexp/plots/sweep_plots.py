@@ -105,7 +105,7 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
     groups: dict[str, list[_Run]] = {}
     for run in runs:
         groups.setdefault(_model(run) if len(models) > 1 else "", []).append(run)
-    if all(len(group) == 1 for group in groups.values()):  # models alone: a name says it all
+    if all(len(group) == 1 for group in groups.values()):  # models alone need no groups
         groups = {"": list(runs)}
     ordered = sorted(groups.items(), key=lambda item: min(run.seconds for run in item[1]))
     return {name: tuple(_bars(group, is_group=bool(name))) for name, group in ordered}

@@ -15,7 +15,7 @@ from perfexp.records.record import Point
 from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import one_line
 
-#: Kinds of parts that are no layers.
+#: Kinds of parts that are not layers.
 GAPS, OTHERS = "gaps", "other kinds"
 #: Limit on kinds with a name, and so with a color.
 MOST_KINDS = 5
