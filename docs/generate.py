@@ -314,12 +314,13 @@ def record(described: dict[str, dict[str, str]]) -> str:
 # Diagnostics
 
 
-def diagnostics(described: dict[str, str]) -> str:
-    """Every row of the table of diagnostics.
+def diagnostics(families: dict[str, dict[str, str]]) -> str:
+    """Every row of the table of diagnostics, by family.
 
     Args:
-        described: meaning by code.
+        families: meaning by code, by family.
     """
+    described = {code: meaning for codes in families.values() for code, meaning in codes.items()}
     if wrong := described.keys() ^ DIAGNOSTICS.keys():
         raise Stale(f"descriptions and diagnostics differ: {sorted(wrong)}")
     parts = [
@@ -328,14 +329,17 @@ def diagnostics(described: dict[str, str]) -> str:
         "`record.json` carry all codes; the console prints errors and warnings, `report.md` notes as well.\n",
         "* **error**: the figure must not be used.\n* **warning**: printed with the results.\n"
         "* **note**: in the record, the tables and `report.md` only.\n",
+        f"Families: {', '.join(f'[{name}](#{name.replace(chr(32), chr(45))})' for name in families)}.\n",
     ]
-    for severity in Severity:
+    severities = list(Severity)
+    for family, codes in families.items():
+        ranked = sorted(codes, key=lambda code: (severities.index(DIAGNOSTICS[code].severity), code))
         rows = [
-            (f"`{code}`", _sentence(described[code]), _sentence(_FIELD.sub("…", rule.help)))
-            for code, rule in sorted(DIAGNOSTICS.items())
-            if rule.severity is severity
+            (f"`{code}`", rule.severity.value, _sentence(described[code]), _sentence(_FIELD.sub("…", rule.help)))
+            for code in ranked
+            for rule in [DIAGNOSTICS[code]]
         ]
-        parts += [f"## {severity.value.capitalize()}s\n", _table(("Code", "Meaning", "Help"), rows)]
+        parts += [f"## {family.capitalize()}\n", _table(("Code", "Severity", "Meaning", "Help"), rows)]
     return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +33,15 @@ def test_a_key_without_a_description_is_an_error():
     module = generator()
     with pytest.raises(module.Stale):
         module.record({"Key": {"_": "identity of a point"}})
+
+
+def test_diagnostics_are_in_seven_families_each_a_section_of_its_page():
+    families = yaml.safe_load((REFERENCE / "descriptions.yaml").read_text())["diagnostics"]
+    page = (REFERENCE / "diagnostics.md").read_text()
+    assert len(families) == 7
+    for family, codes in families.items():
+        section = page.partition(f"\n## {family.capitalize()}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{code}` |" in section for code in codes)
 
 
 def test_every_metric_is_explained():

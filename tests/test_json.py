@@ -5,6 +5,7 @@ import json
 import pytest
 
 from perfexp.__main__ import dispatch
+from tests.roofline.listings import long_form, many
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "replicate=1")
 
@@ -47,3 +48,35 @@ def test_options_are_listed_with_their_descriptions(capsys):
     code, models = printed(capsys, "list", "models", "--json")
     assert (code, models["swin_t"]) == (0, "of torchvision")
     assert "Alias" in models["ocrnet_hrnetw48"]
+
+
+def test_commands_on_files_print_what_they_made(make_record, leave_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    leave_run(make_record(phases=("train",)), tmp_path / "run")
+    code, exported = printed(capsys, "export", "run", "--format", "csv", "--json")
+    assert (code, exported) == (0, {"lines": 1, "runs": 1, "files": [str(tmp_path / "export.csv")]})
+    code, speeds = printed(capsys, "speed", "run", "--json")
+    (training,) = speeds["trainings"]
+    assert (code, training["model_name"], training["UNIT"]) == (0, "resnet50", "images/s")
+    assert (tmp_path / training["file"]).is_file()
+    store = ("--folder", "store", "--machine", "here", "--json")
+    code, added = printed(capsys, "baseline", "add", "first", "run", *store)
+    assert code == 0
+    code, known = printed(capsys, "baseline", "list", *store)
+    assert [(one["name"], one["content"]) for one in known["baselines"]] == [("first", "1 run")]
+    code, shown = printed(capsys, "baseline", "show", "first", *store)
+    assert [run["name"] for run in shown["runs"]] == ["resnet50-default-inference"]
+    code, removed = printed(capsys, "baseline", "rm", "first", *store)
+    assert removed["removed"] == added["added"]
+    code, left = printed(capsys, "clean", "run", "--dry-run", "--json")
+    assert (code, left) == (0, {"files": []})
+
+
+def test_a_roofline_prints_the_rows_of_its_csv_and_its_files(tmp_path, capsys):
+    table = tmp_path / "ncu.csv"
+    table.write_text(long_form(many(3)))
+    code, found = printed(capsys, "roofline", str(table), "--gpu", "h100", "--json")
+    (roofline,) = found["rooflines"]
+    assert code == 0
+    assert [row["level"] for row in roofline["rows"]].count("kernel") == 3
+    assert str(tmp_path / "ncu_roofline.csv") in roofline["files"]

@@ -24,9 +24,10 @@ from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.records import metrics
+from perfexp.records.growth import scalings
 from perfexp.records.point_times import device_series
 from perfexp.records.record import Key, Metric, Point, Status
-from perfexp.records.summary import row, scalings
+from perfexp.records.summary import row
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
 from perfexp.work import Row, Work

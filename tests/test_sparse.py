@@ -188,8 +188,9 @@ def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
     [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
-    [panel] = record_plots.plot(record, [forecast]).panels
+    panel, rate = record_plots.plot(record, [forecast]).panels
     [band] = panel.bands
+    assert (band.line, rate.bands) == ("device", ())
     assert not panel.curves
     assert len(band.x) == 100 - len(record.points)
     assert not set(band.x) & set(panel.lines[0].x)

@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, app, echo
+from perfexp.commands.app import Force, Json, app, echo
 from perfexp.comparison import named_baselines
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
+from perfexp.tables import json_results
 
 
 class Action(StrEnum):
@@ -38,36 +39,49 @@ def baseline(
     machine: sides.Machine = None,
     uri: sides.Uri = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Store copies of records under a name, for each machine and GPU, as baselines of perfexp check."""
     root = folder or named_baselines.default_folder()
     if action is Action.list:
-        _list(root)
+        _list(root, as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:
         records, missing = sides.records(source, uri)
         for line in missing:
             echo(f"left out, without a record: {line}", err=True)
-        echo(f"added {named_baselines.add(root, name, records, machine, force=force)}")
+        place = named_baselines.add(root, name, records, machine, force=force)
+        echo(json_results.text({"added": place}) if as_json else f"added {place}")
     elif action is Action.show:
         place = sides.baseline(root, name, machine)
-        for number, record in enumerate(named_baselines.read(place)):
-            Console().show(record, place / str(number))
+        runs = [(record, place / str(number)) for number, record in enumerate(named_baselines.read(place))]
+        if as_json:
+            echo(json_results.document([json_results.of_run(*run) for run in runs]))
+        for run in () if as_json else runs:
+            Console().show(*run)
     else:
-        _remove(sides.baseline(root, name, machine))
+        _remove(sides.baseline(root, name, machine), as_json=as_json)
 
 
-def _remove(place: Path) -> None:
+def _remove(place: Path, *, as_json: bool) -> None:
     try:
         named_baselines.remove(place)
     except OSError as error:
         raise UserError(f"{place} can't be removed: {error.strerror}.") from error
-    echo(f"removed {place}")
+    echo(json_results.text({"removed": place}) if as_json else f"removed {place}")
 
 
-def _list(root: Path) -> None:
+def _list(root: Path, *, as_json: bool) -> None:
     places = named_baselines.find(root)
+    if as_json:
+        names = ("measured", "content", "first_run")
+        known = [
+            {"machine": place.parent.name, "name": place.name, **dict(zip(names, _content(place), strict=True))}
+            for place in places
+        ]
+        echo(json_results.text({"folder": root, "baselines": known}))
+        return
     if not places:
         echo(f"no baselines in {root}")
         return

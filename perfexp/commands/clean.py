@@ -16,12 +16,13 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp.commands.app import app, echo
+from perfexp.commands.app import Json, app, echo
 from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
 from perfexp.records.paths import CHECKPOINTS, RunPaths, SweepPaths, is_artifact
+from perfexp.tables import json_results
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
@@ -65,6 +66,7 @@ def clean(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List, and delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
 
@@ -82,6 +84,13 @@ def clean(
     files = sorted(_found(folder, endings, age_seconds, refused, seen))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
+    if as_json:
+        if files and not (yes or dry_run):
+            raise UserError("--json asks nothing; pass --yes, or --dry-run to preview.")
+        deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
+        listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
+        echo(json_results.text({"files": listed}))
+        raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
     if not files:
         for line in _why_nothing(folder, endings, older_than, seen):
             echo(line)

@@ -94,7 +94,7 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         "md": comparison_table.markdown(compared).encode(),
         "csv": csv_tables.to_csv(comparison_table.csv_lines(compared)),
         "json": compared.to_json(),
-        "html": comparison_page.page(compared),
+        "html": comparison_page.of_comparison(compared),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Force, app, echo, one_of, refuse_to_overwrite
+from perfexp.commands.app import RECORD, SWEEP, Force, Json, app, echo, one_of, refuse_to_overwrite
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables import csv_tables, layer_tables, tidy
+from perfexp.tables import csv_tables, json_results, layer_tables, tidy
 from perfexp.tables.csv_tables import Line
 from perfexp.tables.layer_tables import Row
 from perfexp.tables.tidy import Block
@@ -55,6 +55,7 @@ def export(
     samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")] = False,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Write one table of many runs: a complete line per point.
 
@@ -76,6 +77,10 @@ def export(
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
         _write(targets, lines, collected.blocks(), rows)
+    if as_json:
+        written = [str(file.absolute()) for file in targets.values()] if lines else []
+        echo(json_results.text({"lines": len(lines), "runs": len(collected.runs), "files": written}))
+    elif lines:
         echo(f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}")
         for file in targets.values():
             echo(f"wrote {file.absolute()}")

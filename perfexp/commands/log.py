@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, app, echo
+from perfexp.commands.app import RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.folders import below
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
+from perfexp.tables import json_results
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 
@@ -21,11 +22,12 @@ def log(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
     uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Send records to MLflow; sending one twice does no harm."""
     links: dict[str, str] = {}
     experiments: dict[str, Any] = {}
-    exit_code = 0
+    exit_code, sent = 0, list[dict[str, str]]()
 
     def failed(folder: Path, error: PerfexpError) -> None:
         nonlocal exit_code
@@ -41,17 +43,21 @@ def log(
         for name in (RECORD, SWEEP):
             for file in (file for file in files if file.name == name):
                 try:
-                    _send(file, uri, experiment, experiments, links)
+                    sent.append(_send(file, uri, experiment, experiments, links))
+                    if not as_json:
+                        echo(f"sent    {sent[-1]['name']}  {file.parent}")
                 except PerfexpError as error:
                     failed(file.parent, error)
-    for link in links.values():
+    if as_json:
+        echo(json_results.text({"sent": sent}))
+    for link in () if as_json else links.values():
         echo(link)
     raise typer.Exit(exit_code)
 
 
 def _send(
     file: Path, uri: str | None, experiment: str | None, experiments: dict[str, Any], links: dict[str, str]
-) -> None:
+) -> dict[str, str]:
     """Send a record, or a sweep, which goes to the experiment of its runs; `links` are those sent last, by store."""
     if file.name == RECORD:
         record = Record.load(file)
@@ -65,5 +71,5 @@ def _send(
         sweep = Sweep.load(file)
         sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
         name, link = sweep.name, sink.publish_sweep(sweep, file.parent)
-    echo(f"sent    {name}  {file.parent}")
     links[sink.uri] = link
+    return {"name": name, "folder": str(file.parent), "link": link}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, Force, app, echo, group_folders, refuse_to_overwrite
+from perfexp.commands.app import RECORD, Force, Json, app, echo, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
@@ -22,6 +22,7 @@ from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
+from perfexp.tables import json_results
 
 
 @app.command()
@@ -45,6 +46,7 @@ def roofline(
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own (gpu/NAME.yaml).")] = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Draw the roofline of kernels that ncu profiled, or of a run's layers, and explain what limits each.
 
@@ -61,9 +63,18 @@ def roofline(
         raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
     _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
+    documents = []
     for result, folder, targets in planned:
-        _show(result)
-        _write(result, folder, targets)
+        if not as_json:
+            _show(result)
+        written = _write(result, folder, targets)
+        documents.append(_document(result, written))
+        if not as_json:
+            echo(f"written: {', '.join(map(str, written))}")
+        if targets["html"] not in written:
+            echo('no interactive page: pip install "perfexp[html]"', err=True)
+    if as_json:
+        echo(json_results.text({"rooflines": documents}))
 
 
 def _rooflines(
@@ -133,7 +144,18 @@ def _show(result: Roofline) -> None:
         console.note(note)
 
 
-def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> None:
+def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
+    """The lines of the CSV, the sentences and the files."""
+    return {
+        "title": result.title,
+        "meaning": meaning(result, result.total),
+        "notes": list(result.notes),
+        "rows": roofline_table.lines(result),
+        "files": [str(path) for path in written],
+    }
+
+
+def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
     paths = RunPaths(folder)
     inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)]
     path: Path | str | None = paths.manifest
@@ -141,12 +163,9 @@ def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> None:
         if paths.manifest.is_file():
             paths.claim(*inside)
         path = None
-        written = sink.write(result, targets)
+        return sink.write(result, targets)
     except OSError as error:
         raise UserError(
             f"{path or error.filename} can't be written: {error.strerror}. "
             "Choose another place with --out PNG and --summary CSV."
         ) from error
-    echo(f"written: {', '.join(map(str, written))}")
-    if targets["html"] not in written:
-        echo('no interactive page: pip install "perfexp[html]"', err=True)

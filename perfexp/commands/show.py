@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite
 from perfexp.errors import PerfexpError, UserError
+from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
-from perfexp.reports.console import Console
+from perfexp.reports.console import Console, lines_of
 from perfexp.tables import json_results
 
 #: Runs that are named; the rest is counted.
@@ -29,28 +32,55 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an interactive page of the plots.")
+    ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Show what was measured, as it was shown then."""
+    if html is not None:
+        refuse_to_overwrite([html], "Choose another file with --html FILE", force=force)
     console = Console(quiet=quiet)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
-        sweep = Sweep.load(folder)
-        if as_json:
-            of_job = {record.sweep.job: record for record in sweep.records(folder) if record.sweep}
-            places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
-            runs = [(record, places.get(job, folder)) for job, record in of_job.items()]
-            echo(json_results.of_sweep(sweep, runs, folder.absolute()))
-            return
-        console.show_sweep(sweep, folder.absolute(), sweep.records(folder))
+        _show_sweep(console, folder, html, as_json=as_json)
         return
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
     record = Record.load(folder)
     place = (folder if folder.is_dir() else folder.parent).absolute()
+    if html is not None:
+        _write(html, lambda pages: pages.of_run(record, lines_of(lambda plain: plain.results(record))))
     if as_json:
         echo(json_results.document([json_results.of_run(record, place)]))
     else:
         console.show(record, place)
+
+
+def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: bool) -> None:
+    sweep = Sweep.load(folder)
+    records = sweep.records(folder)
+    if html is not None:
+        lines = lines_of(lambda plain: plain.show_sweep(sweep, None, records))
+        _write(html, lambda pages: pages.of_sweep(sweep, records, lines))
+    if as_json:
+        of_job = {record.sweep.job: record for record in records if record.sweep}
+        places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
+        runs = [(record, places.get(job, folder)) for job, record in of_job.items()]
+        echo(json_results.of_sweep(sweep, runs, folder.absolute()))
+    else:
+        console.show_sweep(sweep, folder.absolute(), records)
+
+
+def _write(file: Path, content: Callable[[Any], bytes]) -> None:
+    if importlib.util.find_spec("plotly") is None:
+        raise UserError('--html needs plotly: pip install "perfexp[html]".')
+    from perfexp.plots import report_page  # plotly takes half a second
+
+    try:
+        write_atomically(file, content(report_page))
+    except OSError as error:
+        raise UserError(f"{file} can't be written: {error.strerror}.") from error
 
 
 def refuse_unfinished(folder: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, app, echo, one_of, options
+from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, Json, app, echo, one_of, options
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
 from perfexp.speed import Facts, Mode, Speed, of_log, of_record, placing
 from perfexp.summaries.subject import one_line
+from perfexp.tables import json_results
 
 _REMEDY = "Choose another folder with --out DIR."
 
@@ -39,6 +40,7 @@ def speed(
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path(),
+    as_json: Json = False,
 ) -> None:
     """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all GPUs.
 
@@ -54,14 +56,20 @@ def speed(
     placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
+    documents = []
     for place in places:
         try:
             for training in _found(place, facts, mode, skip):
-                _write(training, out, written, places)
+                path = _write(training, out, written, places)
+                documents.append({"file": str(path), "remark": training.remark, **training.document()})
+                if not as_json:
+                    echo(line_of(training, path))
                 worst = max(worst, int(training.failed))
         except UserError as error:
             echo(f"error: {error}", err=True)
             worst = error.exit_code
+    if as_json:
+        echo(json_results.text({"trainings": documents}))
     raise typer.Exit(worst)
 
 
@@ -97,11 +105,11 @@ def line_of(found: Speed, path: Path | None) -> str:
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 
 
-def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
+def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> Path:
     # several trainings may have the same name
     own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
     path = out / own.file_name
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
     written.add(placing.put(own, out, remedy=_REMEDY))
-    echo(line_of(found, path))
+    return path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import app, echo
+from perfexp.commands.app import Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
@@ -18,6 +18,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.profile_summary import ranked
+from perfexp.tables import json_results
 
 
 @app.command()
@@ -32,6 +33,7 @@ def stats(
     ] = None,
     tool: Annotated[str | None, typer.Option(help="Path of nsys; by default searched for.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that no run wrote.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
 
@@ -39,15 +41,20 @@ def stats(
     """
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
-    good = True
+    good, made = True, list[dict[str, Any]]()
     with interrupts.handled():
         nsys = tools.find("nsys", tool)
         for profile in profiles:
             try:
-                good &= _show(nsys, profile, wanted, force=force)
+                made.append(facts := _made(nsys, profile, wanted, force=force))
+                good &= all(name in facts["reports"] or name in facts["empty"] for name in wanted)
+                if not as_json:
+                    _show(facts)
             except PerfexpError as error:
                 echo(f"failed  {profile}: {error}", err=True)
                 good = False
+    if as_json:
+        echo(json_results.text({"profiles": made}))
     raise typer.Exit(0 if good else 1)
 
 
@@ -73,7 +80,8 @@ def _profiles(place: Path) -> Iterator[Path]:
     yield from files
 
 
-def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
+def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[str, Any]:
+    """Make the reports of a profile, and return the files, and why others have no rows."""
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:
@@ -90,6 +98,11 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
         claim(*fresh)
         profile = imported(nsys, profile)
     facts = evaluate(nsys, profile, wanted, place, claim).facts
+    shown = ("reports", "empty", "problems", "kernels", "kernel_names")
+    return {"profile": str(profile), **{name: facts[name] for name in shown}}
+
+
+def _show(facts: Mapping[str, Any]) -> None:
     made = {name: f"{report['rows']} rows: {report['file']}" for name, report in facts["reports"].items()}
     texts = facts["empty"] | facts["problems"] | made
     names = list(dict.fromkeys([*made, *texts]))
@@ -98,7 +111,6 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
         Column("what came out", (texts[name] for name in names), prose=True),
     ]
     console = Console()
-    console.show_grid(str(profile), Grid(columns))
+    console.show_grid(facts["profile"], Grid(columns))
     if kernels := facts["kernels"]:
         console.show_grid(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))
-    return all(name in made or name in facts["empty"] for name in wanted)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 
 from perfexp.layers import Closure, LayerTimes, Method
@@ -33,8 +31,9 @@ def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
         return times
     if clean_seconds:
         profiled = float(np.median(times.call_seconds))
-        rows = [*times.rows, *times.unattributed]
-        gap_share = _sum(row.gap_seconds for row in rows) / sum(times.call_seconds)
+        gaps = np.sum([row.gap_seconds for row in (*times.rows, *times.unattributed)], axis=0)
+        # one disturbed call would move a ratio of sums
+        gap_share = float(np.median(gaps / np.asarray(times.call_seconds)))
         times.closure = Closure(
             clean_seconds=clean_seconds,
             profiled_seconds=profiled,
@@ -104,8 +103,5 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
 
 def unattributed_share(times: LayerTimes) -> float:
     """Share of unattributed time in all calls."""
-    return _sum(of for row in times.unattributed for of in (row.seconds, row.gap_seconds)) / sum(times.call_seconds)
-
-
-def _sum(series: Iterable[Sequence[float]]) -> float:
-    return float(sum(sum(seconds) for seconds in series))
+    unattributed = [of for row in times.unattributed for of in (row.seconds, row.gap_seconds)]
+    return sum(map(sum, unattributed)) / sum(times.call_seconds)

@@ -1,30 +1,49 @@
-"""The content of a plot as plain data; `record_plots` fills it, `canvas` draws it."""
+"""The content of a plot as plain data; `record_plots` and `sweep_plots` fill it, `canvas` draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.summary import Row
-from perfexp.statistics import estimators
+from perfexp.records.record import Series
+from perfexp.statistics import blockwise, estimators
+
+#: Colors that people of any color vision can tell apart, also from the grey; a test checks it.
+COLORS = ("#0072B2", "#E69F00", "#882255", "#88CCEE", "#117733")
+#: Color of whatever is not data: fits, gaps, the rest.
+GREY = "#9a9a9a"
+#: Values further apart than this factor get a logarithmic axis.
+_LOG_FROM = 10.0
+#: Units of shown values, the largest first.
+_SCALES = {
+    "seconds": ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")),
+    "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
+    "joules": ((1e-3, "kJ"), (1.0, "J"), (1e3, "mJ"), (1e6, "µJ")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that belong together; `label` distinguishes them from others."""
+    """Points that belong together; `label` distinguishes them from others.
+
+    Attributes:
+        color: position in `COLORS`, from 0; it starts again after the last.
+        is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
+    """
 
     label: str
     x: tuple[float, ...]
     y: tuple[estimators.Interval, ...]
+    color: int = 0
+    is_light: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A fitted scaling model between the points of the line whose label is `line`; `label` is for the legend."""
+    """A fitted scaling model between the points of a line; `label` is for the legend."""
 
     label: str
-    line: str
     x: tuple[float, ...]
     y: tuple[float, ...]
 
@@ -41,13 +60,25 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit."""
+    """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit.
+
+    Attributes:
+        odd: points to ring, by position and line's label, each with its label; an empty one has none.
+        marks: positions of vertical lines with their labels.
+    """
 
     title: str
     lines: tuple[Line, ...]
     unit: str = "samples/s"
     curves: tuple[Curve, ...] = ()
     bands: tuple[Band, ...] = ()
+    odd: dict[tuple[float, str], str] = field(default_factory=dict)
+    marks: dict[float, str] = field(default_factory=dict)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether a value without an interval is one that should have one: not a peak of the memory."""
+        return self.unit != "bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,36 +90,84 @@ class Caption:
     footer: str
 
 
-def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
-    """The codes of warnings and errors, as a footer; empty without any."""
-    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
-    return f"warnings: {', '.join(codes)}" if codes else ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels over a numeric axis with that title, with labels of measured positions and the status of failures."""
+    """Panels over a numeric axis with that title, with labels of measured positions and the status of failures.
+
+    Attributes:
+        is_doubling: whether the axis is logarithmic with base 2.
+    """
 
     caption: Caption
     axis: str
     ticks: dict[float, str]
     panels: tuple[Panel, ...]
     gaps: dict[float, str]
+    is_doubling: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """The time of one run in seconds, or None with the reason in `text`.
+
+    Attributes:
+        text: words at the end of the bar.
+        behind: time of a caller, drawn as a pale bar behind a device's time; None for none.
+    """
+
+    label: str
+    value: estimators.Interval | None
+    text: str
+    behind: estimators.Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facet:
+    """One pair of axes with one kind of time; the bars by their group, whose name is empty for a single one."""
+
+    title: str
+    groups: dict[str, tuple[Bar, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Times of unordered things in seconds; a missing bar is None and has its remark instead."""
+    """Times of runs that differ in more than a number."""
 
     caption: Caption
-    labels: tuple[str, ...]
-    values: tuple[estimators.Interval | None, ...]
-    remarks: tuple[str, ...]
+    facets: tuple[Facet, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """All samples of one time over all processes, with its statistics and the words for them."""
+
+    name: str
+    meaning: str
+    series: Series
+    time: blockwise.Summary
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
-    """Every sample of a few points in the order of time; each row has a label, a time and a series."""
+    """All times of a few points, from zero; each point has a label and its times, the representative one first."""
 
     caption: Caption
-    rows: tuple[tuple[str, Row], ...]
+    points: tuple[tuple[str, tuple[Taken, ...]], ...]
+
+
+def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
+    """The codes of warnings and errors, as a footer; empty without any."""
+    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
+    return f"warnings: {', '.join(codes)}" if codes else ""
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether values span so much that their axis is logarithmic."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
+
+
+def unit_of(unit: str, values: Iterable[float]) -> tuple[float, str]:
+    """A factor, and the name of the unit in which the largest value times it is at least 1."""
+    most = max(values, default=0.0)
+    return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))

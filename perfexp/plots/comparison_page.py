@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +12,7 @@ from perfexp.comparison import comparison_table
 from perfexp.comparison.comparison_table import ratio_of, verdict_of
 from perfexp.comparison.document import Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.comparison.measures import MEASURES
-from perfexp.summaries.grid import Grid
-from perfexp.summaries.subject import one_line
+from perfexp.plots import page
 
 #: Okabe and Ito's colors by verdict; each has a marker of its own as well.
 _STYLES = {
@@ -34,35 +32,21 @@ _TITLES, _TICKS, _LEGEND_ROW, _NAMES_PER_ROW = 60, 34, 22, 2
 _MOST_LAYERS, _MOST_POINTS, _LEAST_SIZES = 15, 6, 3
 #: Symbols that plotly numbers.
 _SYMBOLS = 50
-_PHONE = "<meta name=viewport content='width=device-width'>"
-#: The vertical scroll bar is always there: plots are drawn before the page needs it, and would be wider than the rest.
-_STYLE = """html { overflow-y: scroll }
-body { font: 14px sans-serif; margin: 1em auto; max-width: 1300px; padding: 0 1em }
-table { display: block; overflow-x: auto } h2 { border-top: 1px solid #ccc; padding-top: .6em }
-td, th { padding: .1em .7em; text-align: left; white-space: nowrap } .note { color: #a33c00 }"""
 
 
-def page(comparison: Comparison) -> bytes:
+def of_comparison(comparison: Comparison) -> bytes:
     """Ratios, layers and curves over the size; the same comparison gives the same bytes."""
-    parts: list[Any] = ["<h1>Comparison</h1>", f"<p>{'<br>'.join(map(_text, comparison_table.header(comparison)))}</p>"]
+    parts: list[Any] = [
+        "<h1>Comparison</h1>",
+        f"<p>{'<br>'.join(map(page.text, comparison_table.header(comparison)))}</p>",
+    ]
     for side in comparison.sides[1:]:
-        parts.append(f"<h2>{_text(comparison_table.title(comparison, side))}</h2>")
+        parts.append(f"<h2>{page.text(comparison_table.title(comparison, side))}</h2>")
         for heading, lines in comparison_table.sections(comparison, side):
-            parts.append(f"<details open><summary>{heading}</summary>{'<br>'.join(map(_text, lines))}</details>")
-        parts += [*_of_side(comparison, side), _table(comparison_table.grid(comparison, side))]
+            parts.append(f"<details open><summary>{heading}</summary>{'<br>'.join(map(page.text, lines))}</details>")
+        parts += [*_of_side(comparison, side), page.table(comparison_table.grid(comparison, side))]
     parts += _curves(comparison)
-    title = _text(f"Comparison of {', '.join(side.source for side in comparison.sides)}")
-    head = f"<meta charset=utf-8>{_PHONE}<title>{title}</title><style>{_STYLE}</style>"
-    return f"<!DOCTYPE html><html><head>{head}</head><body>{''.join(_drawn(parts))}</body></html>".encode()
-
-
-def _drawn(parts: Sequence[Any]) -> Iterator[str]:
-    """Texts as they are and figures as HTML; the first figure brings plotly with it."""
-    options = {"full_html": False, "config": {"displayModeBar": False, "responsive": True}}
-    first = next((number for number, part in enumerate(parts) if not isinstance(part, str)), None)
-    for number, part in enumerate(parts):
-        is_text = isinstance(part, str)
-        yield part if is_text else part.to_html(include_plotlyjs=number == first, div_id=f"part{number}", **options)
+    return page.document(f"Comparison of {', '.join(side.source for side in comparison.sides)}", parts)
 
 
 def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
@@ -72,7 +56,7 @@ def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
     points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
     for point in list(points)[:_MOST_POINTS]:
         yield _layers([line for line in comparison.layers if (line.side, line.point) == (side.name, point)])
-    yield from (f"<p>{_text(line)}</p>" for line in comparison_table.explained(comparison, side))
+    yield from (f"<p>{page.text(line)}</p>" for line in comparison_table.explained(comparison, side))
 
 
 def _forest(comparison: Comparison, side: SideFacts, pairs: Sequence[Compared]) -> Any:
@@ -145,7 +129,7 @@ def _curves(comparison: Comparison) -> Iterator[Any]:
                 x=[math.sqrt(pixels) for pixels in values],
                 y=[1e3 * value if is_time else value for value in values.values()],
                 mode="lines+markers",
-                name=_text(f"{name} {curve}".strip()),
+                name=page.text(f"{name} {curve}".strip()),
                 line={"color": _SIDES[names.index(name) % len(_SIDES)]},
                 marker={"symbol": curves.index(curve) % _SYMBOLS},
             )
@@ -161,29 +145,18 @@ def _lay_out(figure: Any, title: str, about: str, rows: Sequence[str] = ()) -> N
     bottom = _TICKS + math.ceil(len(names) / _NAMES_PER_ROW) * _LEGEND_ROW
     figure.update_layout(
         template="plotly_white",
-        title={"text": _text(title), "font": {"size": 15}, "subtitle": {"text": _text(about)}},
+        title={"text": page.text(title), "font": {"size": 15}, "subtitle": {"text": page.text(about)}},
         height=_TITLES + bottom + (len(rows) or 12) * (_NARROW_ROW if is_long else _ROW),
         margin={"t": _TITLES, "l": 10, "r": 10, "b": bottom},
         legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         showlegend=bool(names),
     )
     if rows:
-        ticks = {"tickvals": list(range(len(rows))), "ticktext": list(map(_text, rows))}
+        ticks = {"tickvals": list(range(len(rows))), "ticktext": list(map(page.text, rows))}
         font = {"size": 10 if is_long else 12}
         figure.update_yaxes(range=[len(rows) - 0.5, -0.5], automargin=True, tickfont=font, **ticks)
 
 
-def _table(grid: Grid) -> str:
-    lines = [("th", [column.title for column in grid.columns]), *(("td", cells) for cells in grid.lines)]
-    cells = ("".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in line) for tag, line in lines)
-    notes = "".join(f"<p class=note>{_text(note)}</p>" for note in grid.notes)
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>{notes}"
-
-
 def _hover(pair: Compared) -> str:
     lines = (pair.point, f"{pair.measure}: {ratio_of(pair)}", verdict_of(pair), ", ".join(pair.confounders))
-    return "<br>".join(_text(line) for line in lines if line)
-
-
-def _text(text: str) -> str:
-    return html.escape(one_line(text))
+    return "<br>".join(page.text(line) for line in lines if line)

@@ -1,47 +1,64 @@
-"""The plots of a record and of a sweep as data; `canvas` draws them."""
+"""The plot of a record as data; `drawing` draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
-from perfexp.plots.chart import Band, Bars, Caption, Chart, Curve, Line, Panel, Strips, footer_of
-from perfexp.records import units
+from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.records.growth import MEGAPIXEL, Odd, odd_sizes, scalings
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.processes import joined
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import MEGAPIXEL, TIME_KINDS, Row, rows, scalings
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.summary import Row, rows, series_of_processes
 from perfexp.statistics import estimators
-from perfexp.summaries.subject import constant, label, one_line, shape, subject, varying
-from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of, scaling_text
+from perfexp.summaries.subject import label, shape, subject, varying
+from perfexp.summaries.wording import (
+    ENERGY,
+    PEAK_MEMORY,
+    bare_time,
+    find_metric,
+    interval_of,
+    percent,
+    range_text,
+    scaling_text,
+    with_width,
+)
 
-#: Limit on points of one size and batch size as distributions side by side; more are bars.
-_MOST_STRIPS = 3
 #: Fields that make an axis if they vary.
-_NUMERIC = ("input_size", "batch_size")
+NUMERIC = ("input_size", "batch_size")
 #: Panels below the times, if measured: title, metric, unit.
-_PANELS = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
+_PANELS = (("peak memory", PEAK_MEMORY, "bytes"), ("energy per call", ENERGY, "joules"))
 #: Legend of predictions.
 _BAND = "predicted, with 90 % interval"
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
+#: Limit on lines that have the latency behind them, and share of the best rate at the knee, with its least batches.
+_MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
+#: Meaning of the times, below their names.
+_MEANINGS = {
+    "device": "GPU time",
+    "device/graph": "GPU time as a graph",
+    "throughput": "pipelined loop",
+    "latency": "one caller waits",
+}
 
 
-class _Named(NamedTuple):
+class Named(NamedTuple):
     """A row with the name of its line."""
 
     name: str
     row: Row
 
 
-def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Bars | Strips | None:
+def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
     """Return the plot of a record.
 
-    It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
-    vary; if neither varies, the samples. None if nothing was timed.
+    It shows times, samples per second and memory against input size, or against batch size if only that varies. If
+    neither varies, it shows all samples of all times. None if nothing was timed.
 
     Args:
         forecasts: predictions of a sparse sweep, shown as bands in place of the scaling model.
@@ -52,57 +69,113 @@ def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Bars | S
         return None
     about = subject(record.plan, record.environment)
     title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
-    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(table, [record]))
-    fields, axis = _axes(table)
-    named = [_Named(label(row.key, [name for name in fields if name != axis]), row) for row in table]
-    if axis:
-        chart = _chart(caption, named, axis, fitted=axis == "input_size" and not forecasts)
-        return _with_bands(chart, table[0].key, fields, axis, forecasts)
-    if len(timed) <= _MOST_STRIPS:
-        return Strips(caption=caption, rows=tuple(entry for entry in named if entry.row.time))
-    return _bars(caption, named)
+    caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [record]))
+    fields, axis = axes_of(table)
+    if not axis:
+        where = f"all samples of all times, on {about.device or 'an unknown device'}"
+        points = tuple(_strips(record, timed, fields))
+        return Strips(caption=replace(caption, subtitle=where), points=points)
+    named = [Named(label(row.key, [name for name in fields if name not in (axis, "phase")]), row) for row in table]
+    chart = chart_of(caption, named, axis, fitted=axis == "input_size" and not forecasts)
+    return _with_bands(chart, table[0].key, fields, axis, forecasts)
 
 
-def sweep_plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
-    """Return the plot of a sweep: a line for each combination of the axes that are not numbers; None for none."""
-    pairs = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
-    table = [row for _, row in pairs]
-    if not any(row.time for row in table):
-        return None
-    subjects = [subject(record.plan, record.environment) for record in records]
-    devices = dict.fromkeys(about.device for about in subjects if about.device)
-    same = label(table[0].key, constant(row.key for row in table))
-    title = " · ".join(filter(None, (one_line(sweep.name), same, units.counted(len(sweep.children), "run"))))
-    caption = Caption(title=title, subtitle=_subtitle(table, ", ".join(devices)), footer=_footer(table, records))
-    fields, axis = _axes(table)
-    named = [_Named(_sweep_label(child.axes, row.key, fields, axis), row) for child, row in pairs]
-    return _chart(caption, named, axis) if axis else _bars(caption, named)
-
-
-def _axes(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
+def axes_of(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
+    """The fields that vary, and the one of the horizontal axis, if there is one."""
     fields = varying(row.key for row in table)
-    return fields, next((name for name in _NUMERIC if name in fields), None)
+    return fields, next((name for name in NUMERIC if name in fields), None)
 
 
-def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
-    """The rows of a sweep with the first kind of time that all have; unchanged if there is none."""
-    timed = [row for _, row in pairs if row.time]
-    kind = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
-    return [(child, replace(row, time_kind=kind) if kind and row.time else row) for child, row in pairs]
+def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
+    series = {(key, name): joined(processes) for key, name, processes in series_of_processes(record)}
+    for row in timed:
+        kinds = [row.time_kind or "", *(name for name in row.times if name != row.time_kind)]
+        taken = (
+            Taken(
+                name=name,
+                meaning=_MEANINGS.get(name, ""),
+                series=series[row.key, name],
+                time=row.times[name],
+                text=_time_text(row, name),
+            )
+            for name in kinds
+        )
+        yield label(row.key, fields), tuple(taken)
 
 
-def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
+def _time_text(row: Row, name: str) -> str:
+    median = row.times[name].median
+    return with_width(median, bare_time(median), range_text(median))
+
+
+def chart_of(caption: Caption, named: Sequence[Named], axis: str, *, fitted: bool = False) -> Chart:
+    """Panels of times, one for each phase and kind of time, of rates, memory and energy, over a numeric axis."""
     where, title, ticks = _positions([entry.row.key for entry in named], axis)
     timed = [entry for entry in named if entry.row.time]
-    distinct = _with_kinds(timed)
-    times = _lines(distinct, where, lambda row: row.time.median if row.time else None)
-    curves = _curves(distinct, where) if fitted else ()
-    panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
-    if len({entry.row.key.batch_size for entry in named}) > 1:
-        panels.append(Panel(title="throughput", lines=_lines(timed, where, lambda row: row.samples_per_second)))
-    optional = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _PANELS)
-    panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in optional if lines]
-    return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+    odd = odd_sizes([entry.row for entry in timed]) if axis == "input_size" else {}
+    panels = list[Panel]()
+    for phase in dict.fromkeys(entry.row.key.phase for entry in timed):
+        of_phase = [entry for entry in timed if entry.row.key.phase == phase]
+        prefix = f"{phase}: " if len({entry.row.key.phase for entry in timed}) > 1 else ""
+        panels += (_time_panel(prefix, kind, of_phase, where, odd, fitted=fitted) for kind in _kinds(of_phase))
+        panels.append(_rate_panel(prefix, of_phase, where, odd, axis))
+        for about, metric, unit in _PANELS:
+            if lines := _lines(of_phase, where, partial(_metric, metric)):
+                panels.append(Panel(title=prefix + about, lines=lines, unit=unit, odd=_rings(of_phase, where, odd)))
+    gaps = _gaps(named, where)
+    is_doubling = axis == "batch_size"
+    return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=gaps, is_doubling=is_doubling)
+
+
+def _kinds(named: Sequence[Named]) -> list[str]:
+    return list(dict.fromkeys(entry.row.time_kind or "" for entry in named))
+
+
+def _time_panel(
+    prefix: str, kind: str, named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], *, fitted: bool
+) -> Panel:
+    of_kind = [entry for entry in named if entry.row.time_kind == kind]
+    lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None)
+    behind = tuple[Line, ...]()
+    if kind in DEVICE_TIMES and len(lines) <= _MOST_WITH_LATENCY:
+        having = [entry for entry in of_kind if "latency" in entry.row.times]
+        light = _lines(having, where, lambda row: row.times["latency"].median)
+        behind = tuple(replace(line, label=_joined(line.label, "latency"), is_light=True) for line in light)
+        lines = tuple(replace(line, label=_joined(line.label, kind)) for line in lines) if behind else lines
+        of_kind = [Named(_joined(name, kind), row) for name, row in of_kind] if behind else of_kind
+    curves = _curves(of_kind, where) if fitted else ()
+    rings = _rings(of_kind, where, odd, labeled=True)
+    return Panel(title=f"{prefix}{kind} per call", lines=(*behind, *lines), unit="seconds", curves=curves, odd=rings)
+
+
+def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], axis: str) -> Panel:
+    lines = _lines(named, where, lambda row: row.samples_per_second)
+    marks = dict[float, str]()
+    if axis == "batch_size" and len(lines) == 1 and len(lines[0].x) >= _LEAST_BATCHES:
+        best = max(y.value for y in lines[0].y)
+        knee = next(x for x, y in zip(lines[0].x, lines[0].y, strict=True) if y.value >= _KNEE * best)
+        marks = {knee: f"{_KNEE:.0%} of the best rate from batch {knee:g} on".replace("%", " %")}
+    return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
+
+
+def _rings(
+    named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], *, labeled: bool = False
+) -> dict[tuple[float, str], str]:
+    """The odd sizes by position and line, each with its size and by how much it is odd."""
+    return {
+        (where[row.key], name): _ring_text(row.key, one) if labeled else ""
+        for name, row in named
+        if (one := odd.get(row.key))
+    }
+
+
+def _ring_text(key: Key, odd: Odd) -> str:
+    sign, against = "+" if odd.ratio > 1 else "−", f"{odd.other.size_label}" if odd.other else "the fit"
+    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
+
+
+def _joined(*names: str) -> str:
+    return " · ".join(filter(None, names))
 
 
 def _with_bands(chart: Chart, key: Key, fields: Sequence[str], axis: str, forecasts: Sequence[Forecast]) -> Chart:
@@ -121,22 +194,25 @@ def _with_bands(chart: Chart, key: Key, fields: Sequence[str], axis: str, foreca
             own = key_of(point.pair, forecast.curve.phase, key.precision)
             where, _, _ = _positions([own], axis)
             if point.source == INTERPOLATED and point.value is not None and chart.axis == _positions([own], axis)[1]:
-                name = label(own, [name for name in fields if name != axis])
+                name = label(own, [name for name in fields if name not in (axis, "phase")])
                 of_line.setdefault(name, []).append((where[own], point.value))
+        prefix = f"{forecast.curve.phase}: " if "phase" in fields else ""
         for name, points in of_line.items():
             points.sort(key=lambda point: point[0])
             x, y = zip(*points, strict=True)
-            title = _BAND if not bands.get(forecast.curve.quantity) else ""
-            bands.setdefault(forecast.curve.quantity, []).append(Band(label=title, line=name, x=x, y=y))
-    titles = {"time": "time per call", "energy": "energy per call"}
-    return replace(
-        chart,
-        panels=tuple(
-            replace(panel, bands=tuple(bands.get(quantity, ())))
-            for panel in chart.panels
-            for quantity in [next((name for name, title in titles.items() if title == panel.title), "")]
-        ),
-    )
+            known = bands.setdefault(prefix + forecast.curve.quantity, [])
+            known.append(Band(label="" if known else _BAND, line=name, x=x, y=y))
+
+    def banded(panel: Panel) -> Panel:
+        prefix, _, title = panel.title.rpartition(": ")
+        quantity = "energy" if title == "energy per call" else "time" if panel.unit == "seconds" else ""
+        found = bands.get(f"{prefix}: {quantity}" if prefix else quantity, ())
+        labels, kind = {line.label for line in panel.lines}, title.removesuffix(" per call")
+        # a line that has the latency behind it has the kind of its time in its name
+        own = (one if (one := _joined(band.line, kind)) in labels else band.line for band in found)
+        return replace(panel, bands=tuple(replace(band, line=name) for band, name in zip(found, own, strict=True)))
+
+    return replace(chart, panels=tuple(map(banded, chart.panels))) if bands else chart
 
 
 def _metric(name: str, row: Row) -> estimators.Interval | None:
@@ -146,9 +222,8 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
     return interval_of(metric)
 
 
-def _curves(named: Sequence[_Named], where: dict[Key, float]) -> tuple[Curve, ...]:
+def _curves(named: Sequence[Named], where: dict[Key, float]) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
-    labels = {entry.row.key: entry.name for entry in named}
     models, curves = scalings([entry.row for entry in named]), list[Curve]()
     for number, scaling in enumerate(models):
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
@@ -156,18 +231,11 @@ def _curves(named: Sequence[_Named], where: dict[Key, float]) -> tuple[Curve, ..
         x = [start + (end - start) * step / _CURVE_SEGMENTS for step in range(_CURVE_SEGMENTS + 1)]
         y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
         text = scaling_text(scaling) if len(models) == 1 else "" if number else "scaling model"
-        curves.append(Curve(label=text, line=labels[scaling.key], x=tuple(x), y=y))
+        curves.append(Curve(label=text, x=tuple(x), y=y))
     return tuple(curves)
 
 
-def _with_kinds(named: Sequence[_Named]) -> Sequence[_Named]:
-    """The same rows, with the kinds of their times in their names if there are several kinds."""
-    if len({entry.row.time_kind for entry in named if entry.row.time}) < 2:
-        return named
-    return [_Named(" · ".join(filter(None, (name, row.time_kind))), row) for name, row in named]
-
-
-def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
+def _gaps(named: Sequence[Named], where: dict[Key, float]) -> dict[float, str]:
     """Status of failed points by position, with the line that they are missing from if there are several."""
     several = len({entry.name for entry in named}) > 1
     failures: dict[float, list[str]] = {}
@@ -176,15 +244,6 @@ def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
             text = f"{entry.name}: {entry.row.status.value}" if several else entry.row.status.value
             failures.setdefault(where[entry.row.key], []).append(text)
     return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in failures.items()}
-
-
-def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
-    return Bars(
-        caption=caption,
-        labels=tuple(entry.name for entry in _with_kinds(named)),
-        values=tuple(entry.row.time.median if entry.row.time else None for entry in named),
-        remarks=tuple("" if entry.row.time else entry.row.status.value for entry in named),
-    )
 
 
 def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, dict[float, str]]:
@@ -203,37 +262,28 @@ def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, d
 
 
 def _lines(
-    named: Iterable[_Named], where: dict[Key, float], value: Callable[[Row], estimators.Interval | None]
+    named: Iterable[Named], where: dict[Key, float], value: Callable[[Row], estimators.Interval | None]
 ) -> tuple[Line, ...]:
     points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
     for entry in named:
+        points = points_of.setdefault(entry.name, [])
         if y := value(entry.row):
-            points_of.setdefault(entry.name, []).append((where[entry.row.key], y))
+            points.append((where[entry.row.key], y))
     lines = []
-    for name, points in points_of.items():
-        points.sort(key=lambda point: point[0])
-        lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)))
+    for color, (name, points) in enumerate(points_of.items()):
+        if points:
+            points.sort(key=lambda point: point[0])
+            lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points), color=color))
     return tuple(lines)
 
 
-def _sweep_label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str | None) -> str:
-    """The values of the axes that are not the horizontal one, then other differences of a point."""
-    shown = {"phase" if name == "mode" else name for name in axes}
-    words = [_axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or not axis]
-    rest = [name for name in fields if name != axis and (name not in shown or name in _NUMERIC)]
-    return " · ".join([*words, *filter(None, [label(key, rest)])])
-
-
-def _axis_text(name: str, value: str) -> str:
-    """The value of an axis, with its name unless the value is a word."""
-    return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
-
-
-def _subtitle(table: Sequence[Row], device: str | None) -> str:
+def subtitle(table: Sequence[Row], device: str | None) -> str:
+    """What the values and their marks are, and on which device."""
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    return f"{kinds} per call, median with its 95 % interval where there is one, on {device or 'an unknown device'}"
+    return f"{kinds} per call: medians with their 95 % interval, hollow without one, on {device or 'an unknown device'}"
 
 
-def _footer(table: Sequence[Row], records: Sequence[Record]) -> str:
+def footer(table: Sequence[Row], records: Sequence[Record]) -> str:
+    """The codes of the errors and warnings of records and rows."""
     of_records = [doubt for record in records for doubt in record.doubts]
     return footer_of(of_records + [doubt for row in table for doubt in row.doubts])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from perfexp.plots.chart import COLORS as PALETTE
+from perfexp.plots.chart import GREY
 from perfexp.roofline.peaks import NAMES
-from perfexp.roofline.placement import Limit, Roofline, Row
+from perfexp.roofline.placement import Limit, Roofline, Row, shares_of, together
 from perfexp.roofline.sentences import pretty
+from perfexp.tables.layer_groups import NUMBER, name_of_all
 
 X_TITLE, Y_TITLE = "arithmetic intensity (FLOP per byte of DRAM)", "achieved rate (FLOP/s)"
-COLORS = {Limit.memory: "#0072B2", Limit.compute: "#D55E00", Limit.neither: "#7f7f7f"}
+COLORS = {Limit.memory: PALETTE[0], Limit.compute: PALETTE[1], Limit.neither: GREY}
 #: Parts with a number in the plot, and the least share of the time of a part or range that has one.
-_MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 20, 5, 0.01
+_MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 5, 3, 0.01
 #: Data types whose ceiling is drawn only if something was computed in them.
 _RARE = ("fp64", "fp64_vector", "fp8", "half")
 #: Factors around the drawn points, and from the highest ceiling to the lowest point.
@@ -50,9 +54,27 @@ class Ceiling:
     below: bool
 
 
+def placed_parts(roofline: Roofline) -> list[Row]:
+    """The parts with a place, the slowest first; layers that do the same work are one, with the number of the first."""
+    groups: dict[object, list[Row]] = {}
+    for row in roofline.parts:
+        work = (tuple((row.load.flops or {}).items()), row.load.dram_bytes, NUMBER.sub("#", row.label))
+        groups.setdefault(work if roofline.analytic else row.number, []).append(row)
+    rows = [_merged(group, roofline) for group in groups.values() if group[0].has_place]
+    return sorted(rows, key=lambda row: -row.time_share)
+
+
+def _merged(rows: Sequence[Row], roofline: Roofline) -> Row:
+    if len(rows) == 1:
+        return rows[0]
+    load, label = together(row.load for row in rows), f"{name_of_all([row.label for row in rows])} ×{len(rows)}"
+    share = sum(row.time_share for row in rows)
+    return replace(rows[0], label=label, load=load, shares=shares_of(load, roofline.peaks), time_share=share)
+
+
 def numbered(roofline: Roofline) -> list[Row]:
     """The slowest parts of a plot, which have their number in it."""
-    parts = [row for row in roofline.parts if row.has_place]
+    parts = placed_parts(roofline)
     return [row for row in parts if row.time_share >= _WORTH_A_NUMBER][:_MAX_NUMBERED] or parts[:3]
 
 
@@ -64,15 +86,15 @@ def distinct_ranges(roofline: Roofline) -> list[Row]:
 
 def with_l2(roofline: Roofline) -> list[Row]:
     """The parts that have a second place by their L2 bytes: the slow ones, if there is a ceiling of L2."""
-    slow = [row for row in roofline.parts if row.load.l2_intensity and row.time_share >= _WORTH_A_NUMBER]
+    slow = [row for row in placed_parts(roofline) if row.load.l2_intensity and row.time_share >= _WORTH_A_NUMBER]
     return slow if roofline.peaks.l2_bytes_per_second else []
 
 
 def window_of(roofline: Roofline) -> Window:
-    """The part of the plane with all parts, ranges and ridges."""
+    """The part of the plane with all parts and ranges, and with the ceilings in use and their ridges."""
     peaks, memory = roofline.peaks, roofline.peaks.dram_bytes_per_second or 1.0
     loads = [row.load for row in (*roofline.parts, *roofline.ranges, roofline.total) if row.has_place]
-    compute = [height for _, height, _ in _heights(roofline)]
+    compute = [height for _, height, used in _heights(roofline) if used]
     x = [compute[0] / memory, compute[-1] / memory, *(load.intensity for load in loads if load.intensity)]
     if peaks.l2_bytes_per_second:
         x += [compute[-1] / peaks.l2_bytes_per_second, *(load.l2_intensity for load in loads if load.l2_intensity)]
@@ -83,8 +105,9 @@ def window_of(roofline: Roofline) -> Window:
 
 
 def ceilings_of(roofline: Roofline, window: Window) -> list[Ceiling]:
-    """All ceilings: the level ones of compute from the highest down, then the sloping ones of memory."""
-    peaks, heights = roofline.peaks, _heights(roofline)
+    """The ceilings in the window: level ones of compute from the highest down, then sloping ones of memory."""
+    peaks = roofline.peaks
+    heights = [level for level in _heights(roofline) if level[2] or level[1] < window.y[1]]
     memory, highest = peaks.dram_bytes_per_second or 1.0, heights[0][1]
     levels = [(name, height, used, False) for name, height, used in heights]
     slopes = [("L2", peaks.l2_bytes_per_second, False)] if peaks.l2_bytes_per_second else []
@@ -103,6 +126,13 @@ def ceilings_of(roofline: Roofline, window: Window) -> list[Ceiling]:
         text, y = f"{name} {pretty(slope, 'B/s', stated=True)}", (start * slope, highest)
         ceilings.append(Ceiling(name=text, x=(start, end), y=y, used=not measured, measured=measured, below=below))
     return ceilings
+
+
+def ridge(roofline: Roofline) -> tuple[float, float] | None:
+    """Intensity and rate where the memory's ceiling meets the highest one of compute in use; None without memory's."""
+    memory = roofline.peaks.dram_bytes_per_second
+    height = max(height for _, height, used in _heights(roofline) if used)
+    return (height / memory, height) if memory else None
 
 
 def _heights(roofline: Roofline) -> list[tuple[str, float, bool]]:

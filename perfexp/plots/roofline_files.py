@@ -38,7 +38,7 @@ def to_html(roofline: Roofline) -> bytes | None:
         return None
     from perfexp.plots import roofline_page  # late: plotly takes long to import
 
-    return roofline_page.page(roofline)
+    return roofline_page.of_roofline(roofline)
 
 
 def to_csv(roofline: Roofline) -> bytes:

@@ -10,21 +10,21 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, window_of
+from perfexp.plots import page
+from perfexp.plots.chart import COLORS as PALETTE
+from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, placed_parts, window_of
 from perfexp.plots.roofline_table import grid
 from perfexp.roofline.placement import Roofline, Row
-from perfexp.roofline.sentences import meaning
+from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.subject import one_line
 
 #: Diameter in pixels of a part that takes all of the time, and of the smallest.
 _LARGEST, _SMALLEST = 70, 6
 #: Diameter of the smallest marker with its number on it.
 _WIDE = 18
-_STYLE = """body { font: 14px sans-serif; margin: 1em } p { max-width: 75em } .note { color: #a33c00 }
-td { padding: 0 .7em; text-align: right; white-space: nowrap } td:nth-child(2) { text-align: left }"""
 
 
-def page(roofline: Roofline) -> bytes:
+def of_roofline(roofline: Roofline) -> bytes:
     """A plot with all rows in a table below it; the same roofline gives the same bytes."""
     figure, window = go.Figure(), window_of(roofline)
     for ceiling in ceilings_of(roofline, window):
@@ -42,15 +42,15 @@ def page(roofline: Roofline) -> bytes:
             legendgroup="ceilings",
             legendgrouptitle_text="ceilings",
         )
-    parts = [row for row in roofline.parts if row.has_place]
+    parts = placed_parts(roofline)
     for limit, color in COLORS.items():
         rows = [row for row in parts if row.limit is limit]
         _points(figure, roofline, rows, f"{roofline.noun} {limit.value}", color=color)
     l2 = [row for row in parts if row.load.l2_intensity and roofline.peaks.l2_bytes_per_second]
-    _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color="#009E73")
+    _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color=PALETTE[4])
     _points(figure, roofline, roofline.ranges, "ranges", size=12, symbol="diamond-open", color="black")
     _points(figure, roofline, [roofline.total], "total", size=12, symbol="star", color="black")
-    _points(figure, roofline, roofline.launches, "each launch", symbol="circle-open", color="#CC79A7")
+    _points(figure, roofline, roofline.launches, "each launch", symbol="circle-open", color=PALETTE[2])
     figure.update_layout(
         template="plotly_white",
         height=780,
@@ -59,21 +59,19 @@ def page(roofline: Roofline) -> bytes:
         hoverlabel={"align": "left", "bgcolor": "white"},
     )
     figure.update_xaxes(type="log", title=X_TITLE, range=list(map(math.log10, window.x)), dtick=1)
-    figure.update_yaxes(type="log", title=Y_TITLE, range=list(map(math.log10, window.y)), dtick=1, exponentformat="SI")
-    plot = figure.to_html(include_plotlyjs=True, full_html=False, div_id="roofline", config={"displaylogo": False})
-    title, summary = html.escape(one_line(roofline.title)), html.escape(one_line(meaning(roofline, roofline.total)))
-    notes = "".join(f"<p class=note>{html.escape(one_line(note))}</p>" for note in roofline.notes)
-    return (
-        f"<!DOCTYPE html><html><head><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style></head>"
-        f"<body><h2>{title}</h2><p>{summary}</p>{plot}{notes}{_table(roofline)}</body></html>"
-    ).encode()
+    figure.update_yaxes(type="log", title=Y_TITLE, range=list(map(math.log10, window.y)), **_decades(window.y))
+    listed = (roofline.total, *roofline.ranges, *roofline.parts)
+    notes = "".join(f"<p class=note>{page.text(note)}</p>" for note in roofline.notes)
+    table = page.table(grid(roofline, listed), [row.number for row in listed])
+    head = f"<h1>{page.text(roofline.title)}</h1><p>{page.text(meaning(roofline, roofline.total))}</p>"
+    return page.document(roofline.title, [head, figure, notes + table])
 
 
-def _table(roofline: Roofline) -> str:
-    table = grid(roofline, (roofline.total, *roofline.ranges, *roofline.parts))
-    lines = [("th", [column.title for column in table.columns]), *(("td", cells) for cells in table.lines)]
-    cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
+def _decades(ends: tuple[float, float]) -> dict[str, list[object]]:
+    """Powers of ten with SI prefixes, of which plotly knows none above tera."""
+    first, last = (math.floor(math.log10(end)) for end in ends)
+    powers = [10.0**power for power in range(first, last + 1)]
+    return {"tickvals": [*powers], "ticktext": [pretty(power, "", stated=True) for power in powers]}
 
 
 def _points(
@@ -103,6 +101,7 @@ def _points(
         textposition=["middle center" if diameter >= _WIDE else "middle right" for diameter in sizes],
         hovertext=[_hover(roofline, row) for row in rows],
         hoverinfo="text",
+        customdata=[row.number for row in rows],
         marker={"size": sizes, "opacity": 0.75, **marker},
     )
 

@@ -1,4 +1,4 @@
-"""Plot of a roofline by matplotlib: a log-log plane with all ceilings and plane.numbered work below them."""
+"""Plot of a roofline by matplotlib: a log-log plane with ceilings and numbered work below them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from perfexp.plots import roofline_ceilings as plane
-from perfexp.plots.canvas import caption_of, matplotlib, new_figure, plain, save, style
+from perfexp.plots.canvas import HALO, caption_of, matplotlib, new_figure, plain, save, style
 from perfexp.plots.chart import Caption
 from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
+from perfexp.records.diagnostics import Severity
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import Roofline, Row
@@ -17,7 +18,6 @@ from perfexp.roofline.sentences import pretty
 from perfexp.summaries.subject import one_line
 
 _GREY, _USED, _UNUSED = "#5f5f5f", "#202020", "#9a9a9a"
-_HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
 #: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
 _AREAS = {"range": 60, "total": 190}
@@ -31,7 +31,7 @@ _LEADER = {"arrowstyle": "-", "color": "#808080", "linewidth": 0.8, "shrinkA": 0
 #: Distance of a ceiling from its name, in pixels.
 _BESIDE = 5
 #: Left, bottom, width and height of the axes, as fractions of the figure; the legend is right of them.
-_AXES = (0.07, 0.125, 0.605, 0.765)
+_AXES = (0.078, 0.125, 0.597, 0.765)
 
 
 def plot(roofline: Roofline, form: str) -> bytes:
@@ -50,6 +50,7 @@ def compose(roofline: Roofline, dpi: int = 100) -> Any:
     markers = [_marker_box(axes, row, window) for row in rows]
     taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
     taken += [_ceiling(axes, ceiling) for ceiling in plane.ceilings_of(roofline, window)]
+    taken += [_ridge(axes, *at, window)] if (at := plane.ridge(roofline)) else []
     for i, row in enumerate(rows):
         _number(axes, row.number, markers[i], taken, markers[:i] + markers[i + 1 :])
     _legend(axes, roofline)
@@ -78,7 +79,7 @@ def _area(row: Row) -> float:
 
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
-    parts = [row for row in roofline.parts if row.has_place]
+    parts = plane.placed_parts(roofline)
     xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
     areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
     axes.scatter(xs, ys, s=areas, c=colors, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
@@ -134,6 +135,14 @@ def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
     return name.get_window_extent()
 
 
+def _ridge(axes: Any, intensity: float, rate: float, window: Window) -> Any:
+    """Mark the intensity from which compute limits, and return the box of its label."""
+    axes.plot([intensity] * 2, [window.y[0], rate], color=_GREY, linestyle=":", linewidth=1.2, zorder=1.5)
+    x, y = axes.transData.transform((intensity, window.y[0]))
+    words = f"ridge: {digits(intensity)} FLOP/B"
+    return _text(axes, words, _GREY, x=x + 5, y=y + 6, ha="left", va="bottom").get_window_extent()
+
+
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
     (x, y), dpi = axes.transData.transform(_place(row, window)), axes.figure.dpi
     radius = math.sqrt(_area(row) / math.pi) * dpi / 72
@@ -142,7 +151,7 @@ def _marker_box(axes: Any, row: Row, window: Window) -> Any:
 
 def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
     """A text whose place is in pixels."""
-    settings = {"x": 0, "y": 0, "fontsize": 10, "path_effects": _HALO, "transform": None, **style}
+    settings = {"x": 0, "y": 0, "fontsize": 10, "path_effects": HALO, "transform": None, **style}
     return axes.text(**settings, color=color, s=plain(words))
 
 
@@ -173,6 +182,12 @@ def _handle(marker: str, label: str, **style: Any) -> Any:
     return matplotlib.lines.Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
 
+def _short(note: str) -> str:
+    """A diagnostic by its code, and another note by its beginning."""
+    is_diagnostic = note.partition(":")[0] in list(Severity)
+    return note.rpartition("(")[2].rstrip(")") if is_diagnostic else note.partition(": ")[0].rstrip(".")
+
+
 def caption(roofline: Roofline) -> Caption:
     """The title, the sources of the peaks, and the caveats in short."""
     launches, parts = roofline.total.load.launches, len(roofline.parts)
@@ -182,7 +197,7 @@ def caption(roofline: Roofline) -> Caption:
     peaks += f", another device than {roofline.peaks.foreign}" if roofline.peaks.foreign else ""
     placed = sum(row.has_place for row in roofline.parts)
     here = f" ({placed} with a place here)" if placed < parts else ""
-    notes = "; ".join(note.partition(": ")[0].rstrip(".") for note in roofline.notes)
+    notes = "; ".join(dict.fromkeys(map(_short, roofline.notes)))
     return Caption(
         title=one_line(roofline.title),
         subtitle=f"{count}{parts} {noun}{here}; peaks: {one_line(peaks)}",

@@ -9,6 +9,9 @@ from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interva
 from perfexp.records.record import Metric, Point
 from perfexp.work import Work
 
+#: Ratio of two ceilings from which the higher one is worth a note.
+_WORTH = 1.5
+
 
 def add_work_metrics(
     point: Point, work: Work, peaks: Mapping[str, float | None] | None, ceilings: Mapping[str, float] | None = None
@@ -47,6 +50,9 @@ def add_work_metrics(
         for metric in point.metrics
         if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
     ]
+    tf32, fp32 = ((peaks or {}).get(kind) for kind in ("tf32", "fp32"))
+    if point.key.precision == "fp32" and work.contraction_flops and tf32 and fp32 and tf32 > _WORTH * fp32:
+        point.doubts.append(diagnostics.make("tf32_ceiling", ratio=tf32 / fp32))
     if work.uncounted:
         point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
 

@@ -58,8 +58,12 @@ DIAGNOSTICS: dict[str, Rule] = {
         "stop other work on this machine, then measure again; of more processes (replicate=5) each weighs less",
     ),
     "scaling_unexpected": _note(
-        "the time is {ratio:.2f} times that of {reference}",
-        "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
+        "the time is {ratio:.2f} times that of {reference}{evidence}",
+        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares its algorithms",
+    ),
+    "rate_falls": _warning(
+        "reaches {ratio:.2f} of the samples/s of batch {batch}, which is smaller",
+        "use batch_size={batch}, which is faster and needs less memory",
     ),
     "outside_corpus": _warning(
         "{point} is outside the {count} measured points, {range}: no time and no energy",
@@ -179,6 +183,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in that time",
         "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "
         "or the count is wrong: please report it",
+    ),
+    "tf32_ceiling": _note(
+        "by the device's data sheet, TF32 computes matrix products {ratio:.1f} times as fast as fp32 at most",
+        "precision=tf32 uses it, with 10 bits of mantissa; probes.correctness=true shows the error",
     ),
     # --- convolution algorithms ---
     "algorithm_fallback": _warning(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 
 import numpy as np
 
-from perfexp.records import diagnostics, disturbances, sampling
+from perfexp.records import disturbances, growth, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -30,16 +29,10 @@ from perfexp.records.record import (
     Status,
     without_replicate,
 )
-from perfexp.statistics import blockwise, estimators, scaling, variance
+from perfexp.statistics import blockwise, estimators, variance
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
-#: Pixels per unit of size of a scaling model.
-MEGAPIXEL = 1e6
-#: Relative half-width that a scaling model assumes for a median without an interval.
-_ERROR_UNKNOWN = 0.05
-#: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
-_FALL_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,23 +86,6 @@ class Row:
         return _rate(pipelined.mean, self.samples_per_call) if pipelined else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """Scaling model of one phase, batch size, precision and process over the input size.
-
-    Attributes:
-        key: key of the largest size.
-        keys: keys of all sizes, smallest first.
-        time_kind: name of the fitted time.
-        fit: model of the seconds per call over megapixels.
-    """
-
-    key: Key
-    keys: tuple[Key, ...]
-    time_kind: str
-    fit: scaling.ScalingFit
-
-
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
@@ -122,8 +98,14 @@ def rows(record: Record) -> list[Row]:
     if record.selfcheck and not components:
         components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
     known = [_widened(each, components, selfcheck) for each in known]
-    raised = _scaling_doubts(known)
+    raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+
+
+def odd_sizes_and_neighbors(points: Iterable[Point]) -> list[Key]:
+    """The sizes that the first process found odd, and those next to them, which further processes measure as well."""
+    first = (point for point in points if point.key.is_timed and not point.key.replicate)
+    return growth.with_neighbors([row([point], ()) for point in first])
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
@@ -181,23 +163,6 @@ def _of_runs(time: blockwise.Summary, runs: Sequence[Sequence[tuple[float, float
     if median is None or mean is None:
         return None
     return time.widened(partial(variance.at_least, component=median), partial(variance.at_least, component=mean))
-
-
-def scalings(known: Sequence[Row]) -> list[Scaling]:
-    """Scaling models of the rows of a record, for groups with at least four sizes."""
-    found = []
-    for group in _over_sizes(known):
-        if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
-            medians = [_median(each) for each in group]
-            widths = [median.relative_half_width for median in medians]
-            fit = scaling.fit_scaling(
-                [each.key.pixels / MEGAPIXEL for each in group],
-                [median.value for median in medians],
-                [_ERROR_UNKNOWN if width is None else width for width in widths],
-            )
-            keys = tuple(each.key for each in group)
-            found.append(Scaling(key=keys[-1], keys=keys, time_kind=group[0].time_kind or "", fit=fit))
-    return found
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
@@ -258,60 +223,6 @@ def row(
         metrics=pooled_rates(first, times, kind),
         doubts=tuple(doubts),
     )
-
-
-def _median(row: Row) -> estimators.Interval:
-    assert row.time is not None
-    return row.time.median
-
-
-def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """Group the successful rows that have a time above zero by a function of the row."""
-    groups: dict[Hashable, list[Row]] = {}
-    for each in known:
-        if each.status is Status.OK and each.time and each.time.median.value > 0:
-            groups.setdefault(by(each), []).append(each)
-    return list(groups.values())
-
-
-def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
-    """Groups of rows that differ only in size, smallest first."""
-    groups = _grouped(known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision))
-    return [sorted(group, key=lambda row: row.key.pixels) for group in groups]
-
-
-def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Diagnostic, ...]]:
-    """At most one diagnostic per point: a time below that of a smaller size, or far from the scaling model."""
-    found: dict[Key, tuple[Diagnostic, ...]] = {}
-    for grown in scalings(known):
-        for index in grown.fit.far:
-            ratio = 1 + grown.fit.deviations[index]
-            reference = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
-            found[grown.keys[index]] = (diagnostics.make("scaling_unexpected", ratio=ratio, reference=reference),)
-    # a time far above the fit is suspect itself: compared with it, no other time counts as a fall
-    far = set(found)
-    for group in _over_sizes(known):
-        for smaller, larger in combinations([row for row in group if row.key not in far], 2):
-            if larger.key not in found and _falls(smaller, larger):
-                ratio = _median(larger).value / _median(smaller).value
-                reference = f"the smaller size {smaller.key.size_label}, beyond both intervals"
-                found[larger.key] = (diagnostics.make("scaling_unexpected", ratio=ratio, reference=reference),)
-    return found
-
-
-def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
-    """Whether a rate is below another by more than their intervals, or by more than 10 % if an interval is missing."""
-    if rate.high is not None and other.low is not None:
-        return rate.high < other.low
-    return rate.value < (1 - _FALL_TOLERANCE) * other.value
-
-
-def _falls(smaller: Row, larger: Row) -> bool:
-    """Whether a larger size takes less time, by more than both intervals and the tolerance."""
-    before, after = _median(smaller), _median(larger)
-    if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
-        return False
-    return after.high < before.low and after.value < (1 - _FALL_TOLERANCE) * before.value
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:

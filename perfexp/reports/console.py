@@ -36,6 +36,8 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Width for files and pipes: their lines are not broken.
 _ENDLESS = 10_000
+#: Width of the lines in a file.
+_PAGE = 100
 #: Colors of lines that begin with a severity.
 _STYLES = {"error": "red", "warning": "yellow"}
 #: Title of lines that begin with a status: failed, unsupported, oom, ….
@@ -88,6 +90,17 @@ class Console:
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
         """Print the results of a run, and the lines (`tracking`) that lead to it in the tracking store."""
+        self.results(record)
+        self._to_copy("to profile the marked call", profile_summary.commands(record))
+        self._to_copy("files", [f"{folder}{os.sep}"])
+        paths = (artifact.path for artifact in record.artifacts)
+        names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
+        if names and not self.quiet:
+            self._line(names, indent=2)
+        self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
+
+    def results(self, record: Record) -> None:
+        """Print the results of a run with its errors, warnings and failures."""
         table = rows(record)
         if self.quiet:
             self._result_lines(table)
@@ -97,13 +110,6 @@ class Console:
             if not raised.worst.is_note:
                 self._diagnostics(raised.lines)
         self._section(_NOT_MEASURED, failures(record), style="red")
-        self._to_copy("to profile the marked call", profile_summary.commands(record))
-        self._to_copy("files", [f"{folder}{os.sep}"])
-        paths = (artifact.path for artifact in record.artifacts)
-        names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
-        if names and not self.quiet:
-            self._line(names, indent=2)
-        self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
 
     def show_sweep(
         self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
@@ -202,7 +208,7 @@ class Console:
         width = self._out.width - 2
         grid = grid.fitted(width)
         if self.plain:
-            for line in grid.text() if grid.columns else ():
+            for line in grid.text(width) if grid.columns else ():
                 self._line(line, indent=2)
         elif grid.columns:
             self._out.print(Padding(_table(grid, width), (0, 0, 0, 2), expand=False))
@@ -218,6 +224,13 @@ class Console:
             self._line(title, style="bold")
         for line in lines:
             self._out.print(Text(f"  {printable(line)}"), soft_wrap=True)
+
+
+def lines_of(show: Callable[[Console], object]) -> list[str]:
+    """Return what a function prints on a console, as plain lines of at most 100 characters."""
+    out = io.StringIO()
+    show(Console(out=out, width=_PAGE))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def _indent(line: str) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.reports import overview
+from perfexp.reports.console import lines_of
 from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import Grid, escape_markdown
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
@@ -64,6 +67,37 @@ def markdown(record: Record) -> str:
         _section("To measure it again", _again(record)),
     ]
     return "\n".join(filter(None, sections))
+
+
+def report(record: Record, plots: Sequence[str] = ()) -> str:
+    """Return report.md: the lines of the console, plots, all figures, notes, environment and command.
+
+    Args:
+        plots: names of the files of the plots beside the report.
+    """
+    about, table = subject(record.plan, record.environment), rows(record)
+    status = f"{record.status.value}, measured from {record.started} to {record.ended}"
+    others, loads, trained = overview.metrics(table), overview.loads(record), overview.epochs(record)
+    listed = _list(others.listed()) if others and len(others.lines) > 1 else ""
+    _, notes = _diagnostics(record, table)
+    sections = [
+        f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n\n{escape_markdown(status)}\n",
+        _fenced(lines_of(lambda console: console.results(record))),
+        "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots),
+        _section("All figures", listed),
+        _section("Epochs", trained.markdown() if trained else ""),
+        _section("Clock and power under load", loads.markdown() if loads else ""),
+        notes,
+        f"<details>\n<summary>Environment</summary>\n\n{_items(_environment(record.environment))}\n</details>\n",
+        _section("To measure it again", _again(record)),
+    ]
+    return "\n".join(filter(None, sections))
+
+
+def _fenced(lines: Sequence[str]) -> str:
+    """Lines as they are, in a fence that is longer than any in them."""
+    fence = "`" * max([3, *(len(run) + 1 for line in lines for run in re.findall("`+", line))])
+    return "\n".join([f"{fence}text", *lines, fence, ""])
 
 
 def code(command: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from perfexp.forecast import predictions
 from perfexp.forecast.predictions import Forecast
 from perfexp.host.files import write_atomically
-from perfexp.plots import record_plots
+from perfexp.plots import record_plots, sweep_plots
 from perfexp.plots.chart import Bars, Chart, Strips
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Artifact, Record
@@ -57,9 +57,12 @@ def _contents(
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
     yield paths.predicted, "data", predictions.to_lines(forecasts, about.precision) or None
-    yield paths.plot("time"), "plots", _png(record_plots.plot(record, forecasts))
-    yield paths.plot("layers"), "plots", _layers_png(record)
-    yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
+    plots = {paths.plot("time"): _png(record_plots.plot(record, forecasts)), paths.plot("layers"): _layers_png(record)}
+    for path, content in plots.items():
+        yield path, "plots", content
+    drawn = [path.name for path, content in plots.items() if content is not None]
+    rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
+    yield paths.report, "report", markdown.report(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
 
@@ -68,7 +71,7 @@ def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[A
     """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
-    if png := _png(record_plots.sweep_plot(sweep, records)):
+    if png := _png(sweep_plots.plot(sweep, records)):
         write_atomically(paths.plot, png)
     return _artifacts({paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root)
 
@@ -87,14 +90,14 @@ def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
 def _png(plot: Chart | Bars | Strips | None) -> bytes | None:
     if plot is None:
         return None
-    from perfexp.plots import canvas
+    from perfexp.plots import drawing
 
-    return canvas.draw(plot)
+    return drawing.draw(plot)
 
 
 def _layers_png(record: Record) -> bytes | None:
     if layer_tables.representative_point(record) is None:
         return None
-    from perfexp.plots import layer_areas
+    from perfexp.plots import layer_plot
 
-    return layer_areas.draw(record)
+    return layer_plot.draw(record)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 
@@ -50,13 +52,9 @@ class Column:
         """Width in terminal cells if no cell wraps."""
         return max(map(cell_len, (self.title, *self.cells)))
 
-    @property
-    def padded(self) -> list[str]:
-        """Title and cells of the same width."""
-        width, texts = self.whole_width, (self.title, *self.cells)
-        if self.prose:
-            return [set_cell_size(text, width) for text in texts]
-        return [" " * (width - cell_len(text)) + text for text in texts]
+    def padded(self, text: str, width: int) -> str:
+        """Return a text in a width of terminal cells, flush left if the column is prose, otherwise flush right."""
+        return set_cell_size(text, width) if self.prose else " " * (width - cell_len(text)) + text
 
     def shortened(self, width: int) -> Column:
         """Return the column without the middle of cells that exceed this number of characters in Markdown."""
@@ -119,10 +117,21 @@ class Grid:
         titles = ", ".join(column.title for column in self.columns if column in dropped)
         return Grid(grid.columns, (*grid.notes, f"not shown, too wide: {titles} (see the CSV)"))
 
-    def text(self) -> list[str]:
-        """Return the grid as lines of plain text, its head first."""
-        padded = zip(*(column.padded for column in self.columns), strict=True)
-        return [(" " * GAP).join(line).rstrip() for line in padded]
+    def text(self, width: int | None = None) -> list[str]:
+        """Return the grid as lines of plain text, its head first; prose wraps to fit a width in terminal cells."""
+        widths = [column.whole_width for column in self.columns] if width is None else self.widths(width)
+        lines = []
+        for cells in ([column.title for column in self.columns], *self.lines):
+            parts = [
+                textwrap.wrap(cell, size) if cell_len(cell) > size else [cell]
+                for cell, size in zip(cells, widths, strict=True)
+            ]
+            for texts in zip_longest(*parts, fillvalue=""):
+                padded = [
+                    column.padded(text, size) for column, text, size in zip(self.columns, texts, widths, strict=True)
+                ]
+                lines.append((" " * GAP).join(padded).rstrip())
+        return lines
 
     def markdown(self) -> str:
         """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each."""

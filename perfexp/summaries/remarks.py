@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
+from perfexp.records.growth import scalings
 from perfexp.records.record import Key, Record, Status, without_replicate
-from perfexp.records.summary import Row, scalings
+from perfexp.records.summary import Row
 from perfexp.records.units import counted
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
@@ -22,7 +23,7 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: bad a value is, where it is not worse the further it is from zero.
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(("launch_bound", "too_few_samples"), operator.neg),
+    **dict.fromkeys(("launch_bound", "rate_falls", "too_few_samples"), operator.neg),
     **dict.fromkeys(
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Record, Status
-from perfexp.records.summary import Row, is_clearly_below, rows
+from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries import wording

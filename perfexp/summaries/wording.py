@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
+from perfexp.records.growth import MEGAPIXEL, Scaling
 from perfexp.records.record import Epoch, Metric
-from perfexp.records.summary import MEGAPIXEL, Row, Scaling
+from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators, variance
 

@@ -12,7 +12,8 @@ from perfexp.records.layer_lines import gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.subject import label, one_line, subject, varying
+from perfexp.summaries.subject import label, subject, varying
+from perfexp.tables import layer_groups
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
@@ -114,25 +115,24 @@ def agrees(point: Point) -> bool:
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
-    """Return the rows with the largest share of a call, with a title; None unless layers were profiled."""
+    """Return the layers with the largest share of a call, identical ones together; None unless layers were profiled."""
     point = representative_point(record)
-    lines = [line for line in point.facts["layers"]["lines"] if line["share"] > 0] if point else []
-    if point is None or not lines:
+    layers = layer_groups.merged(point) if point else []
+    if point is None or not layers:
         return None
-    most = sorted(lines, key=lambda line: -line["share"])[:_TOP]
+    most, whole = layers[:_TOP], layer_groups.call_seconds(point)
     fields = varying(other.key for other in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
-    seconds = [seconds_of(line) + gap_of(line) for line in most]
     grid = Grid(
         columns=(
-            Column(title="share", cells=tuple(f"{line['share'] * 1e2:.1f} %" for line in most)),
-            Column(title="p50", cells=tuple(map(format_seconds, seconds))),
-            Column(title="pass", cells=tuple(line["key"]["which"] if line["key"] else "" for line in most), prose=True),
-            Column(title="kind", cells=tuple(one_line(line["kind"]) for line in most), prose=True),
-            Column(title="layer", cells=tuple(one_line(name_of(line)) for line in most), prose=True, is_key=True),
+            Column(title="share", cells=(f"{layer.share * 1e2:.1f} %" for layer in most)),
+            Column(title="time", cells=(format_seconds(layer.share * whole) for layer in most)),
+            Column(title="pass", cells=(layer.which for layer in most), prose=True),
+            Column(title="kind", cells=(layer.kind for layer in most), prose=True),
+            Column(title="layer", cells=(layer.label for layer in most), prose=True, is_key=True),
         )
     )
-    return f"the top {len(most)} of {len(lines)} rows{which}, gaps before them included", grid
+    return f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included", grid
 
 
 def points(record: Record) -> Iterator[Point]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
+from perfexp.records.growth import scalings
 from perfexp.records.record import Key, Point, Record, Status
-from perfexp.records.summary import Row, requested_percentiles, scalings
+from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.units import prettify
 from perfexp.statistics import blockwise
 from perfexp.summaries.wording import percentile, service_time

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from perfexp.records.growth import is_clearly_below
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import without_replicate
-from perfexp.records.summary import Row, is_clearly_below
+from perfexp.records.summary import Row
 from perfexp.records.sweep_record import SweepChild
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, varying

@@ -31,6 +31,22 @@ def test_show_gives_the_sum_of_a_sweep_again(tmp_path, capsys):
     assert "2 of 2 runs" in capsys.readouterr().out
 
 
+def test_show_writes_a_page_with_the_console_s_lines_and_plots_that_needs_no_network(
+    make_record, leave_run, tmp_path, capsys
+):
+    name = "<script>alert(1)</script>"
+    record = make_record(sizes=(224, 256), plan={"model": {"name": name}})
+    folder, file = leave_run(record, tmp_path / "run"), tmp_path / "page.html"
+    assert commands.run(["show", str(folder), "--html", str(file), "--quiet"]) == 0
+    page = file.read_text()
+    assert "<pre>&lt;script&gt;alert(1)&lt;/script&gt; · default" in page
+    assert name not in page
+    assert page.count("Plotly.newPlot") == 1
+    assert 'src="http' not in page
+    assert commands.run(["show", str(folder), "--html", str(file)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
 def test_show_of_something_else_is_an_error(tmp_path, capsys):
     assert commands.run(["show", str(tmp_path)]) == 2
     assert "No record can be read" in capsys.readouterr().err

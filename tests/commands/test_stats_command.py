@@ -1,6 +1,7 @@
 """`perfexp stats`: reports of a profile that is there, without a run."""
 
 import importlib.util
+import json
 import sqlite3
 import sys
 from contextlib import closing
@@ -54,6 +55,14 @@ def test_reports_of_a_file_lie_beside_it(nsys, profile, capsys):
     printed = capsys.readouterr().out
     assert "2 rows: train_cuda_gpu_kern_sum.csv" in printed
     assert "dgrad2d" in printed
+
+
+def test_json_has_the_files_and_the_kernels(nsys, profile, capsys):
+    nsys()
+    assert commands.run(["stats", str(profile), "-r", "cuda_gpu_kern_sum", "--json"]) == 0
+    (made,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert made["reports"]["cuda_gpu_kern_sum"]["file"] == "train_cuda_gpu_kern_sum.csv"
+    assert any("dgrad2d" in kernel["name"] for kernel in made["kernels"])
 
 
 def test_all_profiles_below_a_folder_get_the_usual_reports(nsys, profile):

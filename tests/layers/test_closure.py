@@ -65,6 +65,13 @@ def test_one_disturbed_call_moves_no_share():
     assert [line.share for line in lines] == pytest.approx([0.3 / 0.9, 0.5 / 0.9, 0.1 / 0.9])
 
 
+def test_one_call_that_waited_does_not_make_gaps_dominate():
+    given = times(0.9, 0.1)
+    given.rows[0].gap_seconds[3], given.call_seconds[3] = 9.1, 10.0
+    found = close(given, 0.99).closure
+    assert (found.gap_share, found.tolerance) == (pytest.approx(0.1), 0.02)
+
+
 def work():
     convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
     numbers = {"call": 0, "macs": 50, "flops": 100, "input_gradient_flops": 0, "weight_gradient_flops": 100}

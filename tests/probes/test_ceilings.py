@@ -90,16 +90,32 @@ def test_another_limit_of_a_board_has_ceilings_of_its_own(monkeypatch, limit):
     assert known[0] != known[1]
 
 
+WORK = Work(
+    rows=(
+        Row(
+            path="", call=0, operation=None, kind="x", macs=1000, flops=2500, input_gradient_flops=None,
+            weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
+        ),
+    ),
+    parameters=0, backward=False, uncounted=(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "codes"), [("fp32", 7e6, ["tf32_ceiling"]), ("tf32", 7e6, []), ("fp32", 1e6, [])]
+)
+def test_a_ceiling_of_tf32_that_is_much_higher_is_a_note_on_fp32(precision, tf32, codes):
+    point = Point(key=Key(phase="inference", input_size=(8, 8), batch_size=1, precision=precision), status=Status.OK)
+    add_work_metrics(point, WORK, {"fp32": 1e6, "tf32": tf32})
+    assert [doubt.code for doubt in point.doubts] == codes
+    assert all("7.0 times" in doubt.message and doubt.is_note for doubt in point.doubts)
+
+
 @pytest.mark.parametrize(("ceiling", "doubts"), [(1e6, []), (1e3, ["above_the_ceiling"])])
 def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
     point = Point(key=key, status=Status.OK, series=[Series(name="latency", samples=[1.0] * 9)])
-    row = Row(
-        path="", call=0, operation=None, kind="x", macs=1000, flops=2500, input_gradient_flops=None,
-        weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
-    )  # fmt: skip
-    work = Work(rows=(row,), parameters=0, backward=False, uncounted=())
-    add_work_metrics(point, work, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
+    add_work_metrics(point, WORK, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
     assert point.metric("mfu_of_ceiling").value == 2000 / ceiling
     assert point.metric("ceiling/bytes_per_second").value == 5
     assert [doubt.code for doubt in point.doubts] == doubts

@@ -55,7 +55,7 @@ def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(count: 
     found = roofline(many(count, l2_roof=l2_ceiling))
     figure = compose(found)
     numbers = numbers_of(figure, found)
-    assert 1 <= len(numbers) <= 25
+    assert 1 <= len(numbers) <= 8
     for number, box in numbers.items():
         assert 0 <= box.x0 < box.x1 <= 1200
         assert 0 <= box.y0 < box.y1 <= 800
@@ -93,7 +93,7 @@ def test_all_texts_of_the_svg_are_inside() -> None:
 def test_many_kernels_on_one_spot_have_numbers_apart() -> None:
     found = roofline([counted(f"a_kernel_with_quite_a_long_name_{number}") for number in range(40)])
     numbers = numbers_of(compose(found), found)
-    assert len(numbers) == 20
+    assert len(numbers) == 5
     assert not any(box.count_overlaps([other for other in numbers.values() if other is not box])
                    for box in numbers.values())  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_the_page_is_whole_in_itself_and_shows_names_as_they_are(tmp_path: Path)
     assert b"<script>alert" not in page
     assert b'src="http' not in page
     assert b"each launch" in page
-    cells = [re.findall(r"<td>(.*?)</td>", line)[:2] for line in page.decode().split("<tr>")[2:]]
+    cells = [re.findall(r"<td>(.*?)</td>", line)[:2] for line in re.split("<tr.*?>", page.decode())[2:]]
     assert cells == [[row.number, html.escape(f"range {row.name}" if row.level == "range" else row.label)]
                      for row in (found.total, *found.ranges, *found.parts)]  # fmt: skip
 

@@ -8,18 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from builders import Builder
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.plots import layer_areas
-from perfexp.plots.layer_areas import Tile, squarify, wrapped
+from perfexp.plots import layer_plot, report_page
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
-from perfexp.tables import csv_tables, layer_tables
+from perfexp.tables import csv_tables, layer_groups, layer_tables
 from perfexp.work import Geometry
 
 
@@ -83,10 +80,10 @@ def test_the_rows_that_take_most_are_told(record: Record, build: Builder) -> Non
     told = layer_tables.table(record)
     assert told is not None
     title, grid = told
-    assert title == "the top 3 of 3 rows, gaps before them included"
+    assert title == "the top 3 of 3 rows, identical ones together, gaps before them included"
     cells = {column.title: list(column.cells) for column in grid.columns}
     assert cells["share"] == ["50.0 %", "37.5 %", "12.5 %"]
-    assert cells["p50"] == ["1.80 ms", "1.35 ms", "450 µs"], "medians: one disturbed call does not move them"
+    assert cells["time"] == ["1.98 ms", "1.48 ms", "494 µs"], "shares of 3.95 ms, the call without profiling"
     assert cells["layer"] == ["conv1", "conv1", "optimizer"], "as in the table"
     del record.points[0].facts["algorithm"]
     assert title in markdown(record)
@@ -114,43 +111,86 @@ def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None
     record = build.record(build.point())
     assert layer_tables.lines(record) == []
     assert layer_tables.table(record) is None
-    assert layer_areas.draw(record) is None
+    assert layer_plot.draw(record) is None
 
 
 def test_the_layers_of_a_call_are_drawn(record: Record) -> None:
-    png = layer_areas.draw(record)
+    png = layer_plot.draw(record)
     assert png is not None
-    assert struct.unpack(">II", png[16:24]) == (1200, 900)
-    assert png == layer_areas.draw(record)
+    assert struct.unpack(">II", png[16:24])[0] == 1200
+    assert png == layer_plot.draw(record)
 
 
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40))
-def test_a_treemap_fills_its_rectangle_in_proportion(values: list[float]) -> None:
-    values.sort(reverse=True)
-    within = Tile(1.0, 2.0, 16.0, 9.0)
-    tiles = squarify(values, within)
-    area = within.width * within.height
-    for value, tile in zip(values, tiles, strict=True):
-        assert tile.width * tile.height == pytest.approx(area * value / sum(values), rel=1e-6)
-        assert tile.x >= within.x - 1e-9
-        assert tile.y >= within.y - 1e-9
-        assert tile.x + tile.width <= within.x + within.width + 1e-6
-        assert tile.y + tile.height <= within.y + within.height + 1e-6
-    for number, one in enumerate(tiles):
-        for other in tiles[:number]:
-            across = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
-            up = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
-            assert min(across, up) <= 1e-6
+def blocks(build: Builder, closure: float | None = None, method: str = "queue") -> Point:
+    """Three equal blocks of a convolution and its activation, 1 ms and 0.5 ms, and a last layer of 2.5 ms."""
+    shapes = {"inputs": ((1, 8, 9, 9),), "outputs": ((1, 8, 9, 9),)}
+    lines = [
+        line(f"stage.{block}.{name}", kind, Pass.forward, seconds / 0.9, **shapes)
+        for block in range(3)
+        for name, kind, seconds in (("conv", "Conv2d", 1e-3), ("act", "ReLU", 0.5e-3))
+    ]
+    lines += [
+        line("neck", "Conv2d", Pass.forward, 1e-3 / 0.9, **shapes),
+        line("fc", "Linear", Pass.forward, 1.5e-3 / 0.9),
+    ]
+    for one in lines:
+        one.share = one.seconds.median / 7e-3
+    facts = {"layers": {"method": method, "call_seconds": [7e-3] * 9 + [70e-3], "lines": msgspec.to_builtins(lines)}}
+    metrics = [Metric(name="layers/closure", value=closure, unit="1")] if closure is not None else []
+    return Point(key=layers_key(build.point().key), status=Status.OK, facts=facts, metrics=metrics)
+
+
+def test_identical_layers_are_one_with_their_numbers_as_a_range(build: Builder) -> None:
+    found = {layer.label: (layer.count, layer.share) for layer in layer_groups.merged(blocks(build))}
+    assert found == {
+        "stage.0-2.conv ×3": (3, pytest.approx(3 / 7)),
+        "stage.0-2.act ×3": (3, pytest.approx(1.5 / 7)),
+        "fc": (1, pytest.approx(1.5 / 7)),
+        "neck": (1, pytest.approx(1 / 7)),
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "height", "text"),
-    [
-        ("layer4.1.conv2", 4.0, 3.0, "layer4.1.conv2"),
-        ("layer4.1.conv2", 1.2, 3.0, "layer4.\n1.conv2"),
-        ("stages.3.blocks.2.conv1", 1.2, 0.8, "…blocks.\n2.conv1"),
-        ("extraordinary", 1.0, 0.2, "extrao…"),
-    ],
+    ("closure", "method", "call"), [(0.4, "queue", 5e-3), (None, "queue", 7e-3), (0.4, "unheld", 7e-3)]
 )
-def test_a_label_breaks_after_dots(name: str, width: float, height: float, text: str) -> None:
-    assert wrapped(name, Tile(0.0, 0.0, width, height)) == text
+def test_share_times_call_is_the_time_and_one_disturbed_call_changes_neither(
+    build: Builder, closure: float | None, method: str, call: float
+) -> None:
+    """The tenth of the profiled calls took ten times as long."""
+    point = blocks(build, closure, method)
+    assert layer_groups.call_seconds(point) == pytest.approx(call)
+    layers = layer_groups.merged(point)
+    assert [layer.seconds for layer in layers] == pytest.approx([layer.share * call for layer in layers])
+    kinds = {kind: sum(passes.values()) for kind, passes in layer_groups.by_kind(point).items()}
+    assert kinds == pytest.approx({"Conv2d": call * 4 / 7, "Linear": call * 1.5 / 7, "ReLU": call * 1.5 / 7})
+
+
+def test_the_strip_has_stages_blocks_and_layers_in_the_order_of_execution(build: Builder) -> None:
+    rows = dict(layer_groups.in_order(blocks(build)))
+    assert {title: [stretch.name for stretch in row] for title, row in rows.items()} == {
+        "stage": ["stage", "neck", "fc"],
+        "block": ["stage.0", "stage.1", "stage.2", "neck", "fc"],
+        "layer": ["Conv2d", "ReLU"] * 3 + ["Conv2d", "Linear"],
+    }
+    assert [stretch.start for stretch in rows["block"]] == pytest.approx([0, 1.5e-3, 3e-3, 4.5e-3, 5.5e-3])
+    assert all(sum(stretch.seconds for stretch in row) == pytest.approx(7e-3) for row in rows.values())
+
+
+def test_a_part_that_is_nearly_all_of_a_call_is_not_a_stage(build: Builder) -> None:
+    lines = [line(f"features.{number}.conv", "Conv2d", Pass.forward, 1e-3) for number in range(4)]
+    lines += [line(name, "Linear", Pass.forward, 1e-4) for name in ("norm", "head")]
+    facts = {"layers": {"method": "queue", "call_seconds": [4e-3], "lines": msgspec.to_builtins(lines)}}
+    rows = dict(layer_groups.in_order(Point(key=layers_key(build.point().key), status=Status.OK, facts=facts)))
+    assert [stretch.label for stretch in rows["stage"]] == ["0", "1", "2", "3", "norm", "head"]
+
+
+def test_numbers_that_are_no_range_are_listed() -> None:
+    assert layer_groups.name_of_all(["a.0.b1", "a.2.b1", "a.3.b1"]) == "a.0,2-3.b1"
+
+
+def test_the_page_of_layers_has_three_figures_with_their_names(build: Builder) -> None:
+    record = build.record(build.point(), blocks(build))
+    page = report_page.of_run(record, ["console"]).decode()
+    assert page.count("Plotly.newPlot") == 4
+    assert "stage.0-2.conv \\u00d73" in page
+    assert page == report_page.of_run(record, ["console"]).decode()

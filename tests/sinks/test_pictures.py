@@ -3,16 +3,17 @@ from __future__ import annotations
 import logging
 import struct
 import warnings
+from itertools import combinations
 
+import numpy as np
 import pytest
 from builders import Builder
 
-from perfexp.plots import canvas, record_plots
-from perfexp.plots.chart import Bars, Chart, Strips
+from perfexp.plots import drawing, record_plots, report_page, sweep_plots
+from perfexp.plots.chart import COLORS, GREY, Bars, Chart, Strips, unit_of
 from perfexp.records.record import Metric
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
-from perfexp.statistics import estimators
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -24,20 +25,28 @@ def size_of(png: bytes) -> tuple[int, int]:
 def test_nothing_is_drawn_where_nothing_was_timed(build: Builder) -> None:
     assert record_plots.plot(build.record(build.failed())) is None
     assert record_plots.plot(build.record(build.first_prediction())) is None
-    assert record_plots.sweep_plot(Sweep(uid="s", name="s", started=""), []) is None
+    assert sweep_plots.plot(Sweep(uid="s", name="s", started=""), []) is None
 
 
 def test_one_point_shows_its_samples(build: Builder) -> None:
     plot = record_plots.plot(build.record(build.point(), build.first_prediction()))
     assert isinstance(plot, Strips)
-    assert len(plot.rows) == 1
+    [(name, [taken])] = plot.points
+    assert (name, taken.name, len(taken.series.measured)) == ("", "latency", 80)
+    assert taken.text.startswith("62.")
+
+
+def test_one_point_shows_all_of_its_times_the_representative_one_first(build: Builder) -> None:
+    plot = record_plots.plot(build.record(build.point(kinds=("latency", "throughput", "device"))))
+    assert isinstance(plot, Strips)
+    assert [taken.name for taken in plot.points[0][1]] == ["device", "latency", "throughput"]
 
 
 def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
     plot = record_plots.plot(build.sizes())
     assert isinstance(plot, Chart)
     assert plot.axis == "input size (pixels a side)"
-    assert [panel.title for panel in plot.panels] == ["time per call", "peak memory"]
+    assert [panel.title for panel in plot.panels] == ["latency per call", "throughput", "peak memory"]
     assert plot.panels[0].lines[0].x == tuple(range(224, 513, 32))
 
 
@@ -50,11 +59,15 @@ def test_sizes_that_are_not_square_lie_at_their_pixels(build: Builder) -> None:
 def test_batch_sizes_bring_the_throughput(build: Builder) -> None:
     plot = record_plots.plot(build.batches())
     assert isinstance(plot, Chart)
-    assert [panel.title for panel in plot.panels] == ["time per call", "throughput", "peak memory"]
-    assert plot.panels[1].lines[0].y[-1].value > plot.panels[1].lines[0].y[0].value
+    assert [panel.title for panel in plot.panels] == ["latency per call", "throughput", "peak memory"]
+    assert plot.is_doubling
+    rates = {x: y.value for x, y in zip(plot.panels[1].lines[0].x, plot.panels[1].lines[0].y, strict=True)}
+    [(knee, text)] = plot.panels[1].marks.items()
+    assert text == f"90 % of the best rate from batch {knee:g} on"
+    assert min(batch for batch, rate in rates.items() if rate >= 0.9 * max(rates.values())) == knee == 16
 
 
-def test_each_batch_size_and_each_phase_has_its_line_over_sizes(build: Builder) -> None:
+def test_each_batch_size_has_its_line_over_sizes_and_each_phase_its_panel(build: Builder) -> None:
     points = [
         build.point(size=size, batch=batch, phase=phase)
         for size in (256, 224)
@@ -63,9 +76,31 @@ def test_each_batch_size_and_each_phase_has_its_line_over_sizes(build: Builder) 
     ]
     plot = record_plots.plot(build.record(*points))
     assert isinstance(plot, Chart)
-    labels = {line.label: line.x for line in plot.panels[0].lines}
-    names = ("train · batch 1", "inference · batch 1", "train · batch 4", "inference · batch 4")
-    assert labels == dict.fromkeys(names, (224.0, 256.0))
+    times = {panel.title: panel for panel in plot.panels if panel.unit == "seconds"}
+    assert list(times) == ["train: latency per call", "inference: latency per call"]
+    for panel in times.values():
+        assert {line.label: line.x for line in panel.lines} == dict.fromkeys(("batch 1", "batch 4"), (224.0, 256.0))
+
+
+def test_the_latency_is_the_lighter_line_behind_the_time_of_the_device(build: Builder) -> None:
+    points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    assert plot.panels[0].title == "device per call"
+    assert [(line.label, line.is_light, line.color) for line in plot.panels[0].lines] == [
+        ("latency", True, 0),
+        ("device", False, 0),
+    ]
+
+
+def test_an_odd_size_is_ringed_with_its_size_and_by_how_much(build: Builder) -> None:
+    points = [
+        build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
+    ]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    assert plot.panels[0].odd == {(352.0, ""): "352: +50 % against the fit"}
+    assert all(panel.odd == {(352.0, ""): ""} for panel in plot.panels[1:])
 
 
 def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
@@ -80,7 +115,7 @@ def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build:
     assert plot.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2 · batch 1"
     assert (
         plot.caption.subtitle
-        == "latency per call, median with its 95 % interval where there is one, on Example CPU @ 2.00GHz"
+        == "latency per call: medians with their 95 % interval, hollow without one, on Example CPU @ 2.00GHz"
     )
     assert plot.caption.footer == "warnings: busy_host"
 
@@ -89,28 +124,60 @@ def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build
     axes = [{"algorithm": name, "batch_size": str(batch)} for name in ("gemm", "fft") for batch in (1, 8)]
     points = [[build.point(batch=int(each["batch_size"]))] for each in axes]
     points[3] = [build.failed(batch=8)]
-    plot = record_plots.sweep_plot(*build.sweep(axes, [*points]))
+    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
     assert isinstance(plot, Chart)
     assert {line.label: line.x for line in plot.panels[0].lines} == {"gemm": (1.0, 8.0), "fft": (1.0,)}
     assert plot.gaps == {8: "fft: oom"}
 
 
-def test_a_sweep_over_names_has_a_bar_for_each(build: Builder) -> None:
+def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder) -> None:
     axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}, {"execution.threads": "4"}]
-    plot = record_plots.sweep_plot(*build.sweep(axes, [[build.point()], [build.failed()], [build.point()]]))
+    points = [[build.point(0.1)], [build.failed()], [build.point(0.05)]]
+    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
     assert isinstance(plot, Bars)
-    assert plot.labels == ("gemm", "fft", "threads=4")
-    assert plot.remarks == ("", "oom", "")
+    [facet] = plot.facets
+    [(_, bars)] = facet.groups.items()
+    assert [(bar.label, bar.value is None) for bar in bars] == [("threads=4", False), ("gemm", False), ("fft", True)]
+    assert [bar.text.rpartition(" · ")[2] for bar in bars] == ["2.00 ×", "first", "oom: no memory left"]
+    assert "speed over the first run" in plot.caption.subtitle
+
+
+def test_bars_of_several_models_are_groups_and_phases_have_axes_of_their_own(build: Builder) -> None:
+    seconds = {("a", "gemm"): 0.3, ("a", "fft"): 0.2, ("b", "gemm"): 0.1, ("b", "fft"): 0.15}
+    axes = [{"model": model, "algorithm": algorithm} for model, algorithm in seconds]
+    points = [[build.point(value), build.point(3 * value, phase="train")] for value in seconds.values()]
+    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
+    assert isinstance(plot, Bars)
+    assert [facet.title for facet in plot.facets] == ["inference: latency per call", "train: latency per call"]
+    groups = {name: [bar.label for bar in bars] for name, bars in plot.facets[1].groups.items()}
+    assert groups == {"b": ["gemm", "fft"], "a": ["fft", "gemm"]}
+
+
+def test_ratios_of_overlapping_intervals_are_approximate(build: Builder) -> None:
+    axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}]
+    points = [[build.point(0.1)], [build.point(0.1001)]]
+    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
+    assert isinstance(plot, Bars)
+    assert any("· ≈ " in bar.text for bar in plot.facets[0].groups[""])
 
 
 def test_a_sweep_never_mixes_two_kinds_of_time(build: Builder) -> None:
     axes = [{"gpu.count": "1"}, {"gpu.count": "2"}]
     both, one = build.point(0.02, kinds=("device", "latency")), build.point(0.1)
-    plot = record_plots.sweep_plot(*build.sweep(axes, [[both], [one]]))
+    plot = sweep_plots.plot(*build.sweep(axes, [[both], [one]]))
     assert isinstance(plot, Bars)
-    assert plot.labels == ("count=1", "count=2")
-    assert [value.value for value in plot.values if value] == pytest.approx([0.04, 0.1], rel=0.01)
+    bars = plot.facets[0].groups[""]
+    assert [bar.label for bar in bars] == ["count=1", "count=2"]
+    assert [bar.value.value for bar in bars if bar.value] == pytest.approx([0.04, 0.1], rel=0.01)
     assert plot.caption.subtitle.startswith("latency per call")
+
+
+def test_a_caller_s_time_stands_behind_the_device_s(build: Builder) -> None:
+    points = [build.point(seconds, kinds=("device", "latency")) for seconds in (0.02, 0.03)]
+    plot = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [[one] for one in points]))
+    assert isinstance(plot, Bars)
+    bars = plot.facets[0].groups[""]
+    assert [bar.behind.value for bar in bars if bar.behind] == pytest.approx([0.04, 0.06], rel=0.01)
 
 
 def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder) -> None:
@@ -120,19 +187,19 @@ def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder)
         if made
     ]
     assert [title.rpartition("threads=2 · ")[2] for title in titles] == ["224 · batch 4", "batch 1"]
-    swept = record_plots.sweep_plot(*build.sweep([{"model": "a"}], [[build.point(batch=4)]]))
+    swept = sweep_plots.plot(*build.sweep([{"model": "a"}], [[build.point(batch=4)]]))
     assert swept is not None
     assert swept.caption.title == "resnet50 sweep · inference · 224 · batch 4 · fp32 · 1 run"
 
 
 def test_long_names_of_bars_keep_both_ends() -> None:
     ends = [
-        cut(f"segformer_b0 · implicit_precomp_gemm · channels_last · {phase}", canvas.LONGEST_LABEL)
+        cut(f"segformer_b0 · implicit_precomp_gemm · channels_last · {phase}", drawing.LONGEST_LABEL)
         for phase in ("train", "inference")
     ]
     assert all(end.startswith("segformer_b0 · implicit") and len(end) <= 55 for end in ends)
     assert [end.rpartition(" ")[2] for end in ends] == ["train", "inference"]
-    assert cut("resnet50 · gemm", canvas.LONGEST_LABEL) == "resnet50 · gemm"
+    assert cut("resnet50 · gemm", drawing.LONGEST_LABEL) == "resnet50 · gemm"
 
 
 @pytest.mark.parametrize("kind", ["single", "sizes", "batches", "bars"])
@@ -144,13 +211,13 @@ def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
         "single": lambda: record_plots.plot(build.record(build.point())),
         "sizes": lambda: record_plots.plot(build.sizes(failing=True)),
         "batches": lambda: record_plots.plot(build.batches(failing=True)),
-        "bars": lambda: record_plots.sweep_plot(*build.sweep(axes, [[build.point(n=3)], [build.failed()]])),
+        "bars": lambda: sweep_plots.plot(*build.sweep(axes, [[build.point(n=3)], [build.failed()]])),
     }[kind]()
     assert made is not None
     with caplog.at_level(logging.WARNING):
-        first, second = canvas.draw(made), canvas.draw(made)
+        first, second = drawing.draw(made), drawing.draw(made)
     assert first == second
-    assert size_of(first) == (1200, 1100 if kind == "batches" else 800)
+    assert size_of(first)[0] == 1200
     assert b"tEXt" not in first
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
@@ -162,7 +229,7 @@ def test_a_name_that_looks_like_a_formula_or_has_no_glyph_is_drawn(build: Builde
     assert plot is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert size_of(canvas.draw(plot)) == (1200, 800)
+        assert size_of(drawing.draw(plot))[0] == 1200
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -171,7 +238,7 @@ def test_very_few_samples_and_constant_ones_are_drawn(build: Builder, n: int) ->
     point.series[0].samples[10:] = [0.01] * n
     plot = record_plots.plot(build.record(point))
     assert plot is not None
-    assert size_of(canvas.draw(plot)) == (1200, 800)
+    assert size_of(drawing.draw(plot))[0] == 1200
 
 
 def test_a_fitted_curve_lies_behind_the_points_and_says_its_law(build: Builder) -> None:
@@ -182,7 +249,6 @@ def test_a_fitted_curve_lies_behind_the_points_and_says_its_law(build: Builder) 
     assert curve.y[0] == pytest.approx(0.01, rel=0.02)
     assert curve.y[-1] == pytest.approx(0.01 * (512 / 224) ** 2, rel=0.02)
     assert curve.label.startswith("latency ≈ ")
-    assert curve.line == plot.panels[0].lines[0].label
 
 
 def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) -> None:
@@ -194,10 +260,10 @@ def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) 
     plot = record_plots.plot(build.record(*points))
     assert isinstance(plot, Chart)
     curves = plot.panels[0].curves
-    assert [(curve.line, curve.label) for curve in curves] == [("batch 1", "scaling model"), ("batch 4", "")]
+    assert [curve.label for curve in curves] == ["scaling model", ""]
     assert (curves[0].x[0], curves[0].x[-1]) == (256 * 128, 512 * 1024)
     assert curves[1].y[-1] == pytest.approx(4e-7 * 512 * 1024, rel=0.02)
-    assert size_of(canvas.draw(plot)) == (1200, 1100)
+    assert size_of(drawing.draw(plot))[0] == 1200
 
 
 def test_energy_has_its_panel_where_it_was_measured(build: Builder) -> None:
@@ -207,13 +273,13 @@ def test_energy_has_its_panel_where_it_was_measured(build: Builder) -> None:
     points = [build.point(size=size, metrics=[joules(value)]) for size, value in ((224, 0.5), (256, 2.0), (288, None))]
     plot = record_plots.plot(build.record(*points))
     assert isinstance(plot, Chart)
-    panel = plot.panels[1]
+    panel = plot.panels[-1]
     assert (panel.title, panel.unit) == ("energy per call", "joules")
     assert [(line.x, [y.value for y in line.y]) for line in panel.lines] == [((224, 256), [0.5, 2.0])]
-    assert size_of(canvas.draw(plot)) == (1200, 1100)
+    assert size_of(drawing.draw(plot))[0] == 1200
     nothing = record_plots.plot(build.record(build.point(size=224, metrics=[joules(None)]), build.point(size=256)))
     assert isinstance(nothing, Chart)
-    assert [panel.title for panel in nothing.panels] == ["time per call", "peak memory"]
+    assert [panel.title for panel in nothing.panels] == ["latency per call", "throughput", "peak memory"]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +287,7 @@ def test_energy_has_its_panel_where_it_was_measured(build: Builder) -> None:
     [("bytes", 3 * 2**20, (2**-20, "MiB")), ("bytes", 100.0, (1.0, "bytes")), ("joules", 0.02, (1e3, "mJ"))],
 )
 def test_values_are_told_in_a_unit_that_fits_the_largest(unit: str, most: float, told: tuple[float, str]) -> None:
-    values = [estimators.Interval(value=value, low=None, high=None) for value in (most / 10, most)]
-    assert canvas._unit(unit, values) == told
+    assert unit_of(unit, (most / 10, most)) == told
 
 
 def test_three_sizes_and_batch_sizes_alone_have_no_curve(build: Builder) -> None:
@@ -230,3 +295,35 @@ def test_three_sizes_and_batch_sizes_alone_have_no_curve(build: Builder) -> None
         plot = record_plots.plot(record)
         assert isinstance(plot, Chart)
         assert not plot.panels[0].curves
+
+
+#: Colors as people without green cones see them (Machado, Oliveira and Fernandes 2009), and without red ones.
+_BLIND = {
+    "none": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+}
+
+
+@pytest.mark.parametrize("vision", _BLIND)
+def test_colors_differ_for_any_vision_also_from_grey_and_white(vision: str) -> None:
+    """CIE 76: a difference of 2.3 is just noticeable; Okabe and Ito's first five and this grey have 7."""
+    seen = [_lab(color, np.array(_BLIND[vision])) for color in (*COLORS, GREY, "#ffffff")]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 25
+
+
+def _lab(color: str, vision: np.ndarray) -> np.ndarray:
+    channels = np.array([int(color[start : start + 2], 16) for start in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(vision @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_the_page_of_a_sweep_has_a_figure_for_each_pair_of_axes(build: Builder) -> None:
+    points = [[build.point(value), build.point(3 * value, phase="train")] for value in (0.1, 0.2)]
+    sweep, records = build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*points])
+    page = report_page.of_sweep(sweep, records, ["<b>"]).decode()
+    assert page.count("Plotly.newPlot") == 2
+    assert "<pre>&lt;b&gt;</pre>" in page

@@ -9,6 +9,7 @@ from builders import Builder
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 from perfexp.reports import markdown
+from perfexp.reports.console import lines_of
 from perfexp.summaries.grid import WIDTH, Column, Grid
 
 
@@ -196,3 +197,29 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
     text = markdown.markdown(build.record(*points))
     assert "note: 352: the time is 1.50 times that of the fit over 10 sizes (tolerated: ±" in text
     assert "(scaling\\_unexpected); help: measure this size" in text
+
+
+def test_the_report_begins_with_the_lines_of_the_console_and_embeds_the_plots(build: Builder) -> None:
+    record = build.record(build.point(), build.first_prediction())
+    text = markdown.report(record, ["time.png", "a b.png"])
+    fenced = text.partition("```text\n")[2].partition("\n```\n")
+    assert fenced[0].splitlines() == lines_of(lambda console: console.results(record))
+    assert "224 · batch 1 on Example CPU" in fenced[0]
+    assert max(map(len, fenced[0].splitlines())) <= 100
+    assert fenced[2].startswith("\n![time](time.png)\n![a b](a%20b.png)\n")
+    assert "<details>\n<summary>Environment</summary>\n\n- device kind: cpu\n" in text
+    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in text
+
+
+def test_figures_of_several_points_have_a_line_each_in_the_report(build: Builder) -> None:
+    metrics = [Metric(name=f"group{number}/some_long_name", value=number, unit="1") for number in range(28)]
+    text = markdown.report(build.record(*(build.point(size=size, metrics=metrics) for size in (224, 256))))
+    assert "## All figures\n\n- group0" in text
+    assert "- group3/some\\_long\\_name: 3.00\n" in text
+
+
+def test_text_from_outside_does_not_leave_the_fence(build: Builder) -> None:
+    text = markdown.report(build.record(build.failed(error="````\n<img src=x>")))
+    fence = text[text.index("`") :].partition("text")[0]
+    assert len(fence) == 5
+    assert text.count(fence) == 2

@@ -125,4 +125,4 @@ def test_a_line_has_the_processes_that_measured_its_point_together(build: Builde
 
 def test_a_doubt_about_growth_is_in_its_line(build: Builder) -> None:
     points = [build.point(0.02), build.point(0.01, size=512)]
-    assert [line["doubts"] for line in csv_tables.overall(build.record(*points))] == ["", "scaling_unexpected"]
+    assert [line["doubts"] for line in csv_tables.overall(build.record(*points))] == ["scaling_unexpected", ""]

@@ -1,0 +1,162 @@
+"""The plot of a sweep as data; `drawing` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
+from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
+from perfexp.records import units
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.record import Key, Record
+from perfexp.records.summary import TIME_KINDS, Row, rows
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.units import digits
+from perfexp.statistics.estimators import Interval, differ
+from perfexp.summaries.subject import constant, label, one_line, subject
+from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.wording import bare_time, known_or_about
+
+#: Axes whose values are the groups of bars.
+_MODELS = ("model", "model.name")
+
+
+#: Meaning of the ratios at the ends of bars.
+_RATIO = "× is the speed over the first run of a group, ≈ where the intervals overlap"
+
+
+class _Run(NamedTuple):
+    """A row of a run of a sweep; without a row the run left no record."""
+
+    child: SweepChild
+    row: Row | None
+
+    @property
+    def seconds(self) -> float:
+        """The run's time, by which bars are sorted; infinite without one."""
+        return self.row.time.median.value if self.row and self.row.time else float("inf")
+
+
+def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
+    """Return the plot of a sweep: lines over the first axis that is a number, otherwise bars; None for none."""
+    runs = [
+        _Run(child, row) for child, record in paired(sweep, records) for row in (rows(record) if record else [None])
+    ]
+    runs = _by_one_time(runs)
+    table = [run.row for run in runs if run.row]
+    if not any(row.time for row in table):
+        return None
+    subjects = [subject(record.plan, record.environment) for record in records]
+    device = ", ".join(dict.fromkeys(about.device for about in subjects if about.device))
+    same = label(table[0].key, constant(row.key for row in table))
+    title = " · ".join(filter(None, (one_line(sweep.name), same, units.counted(len(sweep.children), "run"))))
+    caption = Caption(title=title, subtitle=subtitle(table, device), footer=footer(table, records))
+    fields, axis = axes_of(table)
+    if axis:
+        named = [Named(_label(child.axes, row.key, fields, axis), row) for child, row in runs if row]
+        return chart_of(caption, named, axis)
+    facets = tuple(_facets(runs))
+    if any(bar.text.endswith("×") for facet in facets for group in facet.groups.values() for bar in group):
+        caption = replace(
+            caption,
+            subtitle=f"{caption.subtitle}; {_RATIO}",
+        )
+    return Bars(caption=caption, facets=facets)
+
+
+def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
+    """The rows of a sweep, those of a phase with the first kind of time that all have; unchanged if there is none."""
+    kinds: dict[str, str | None] = {}
+    for phase in {run.row.key.phase for run in runs if run.row}:
+        timed = [run.row for run in runs if run.row and run.row.time and run.row.key.phase == phase]
+        kinds[phase] = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
+    return [
+        run._replace(row=replace(row, time_kind=kind))
+        if (row := run.row) and row.time and (kind := kinds[row.key.phase])
+        else run
+        for run in runs
+    ]
+
+
+def _facets(runs: Sequence[_Run]) -> list[Facet]:
+    """One for each phase and kind of time; a run without a record is in each."""
+    places = dict.fromkeys((run.row.key.phase, run.row.time_kind) for run in runs if run.row and run.row.time)
+    facets = []
+    for phase, kind in places:
+        # a failed point has no kind of time: it is shown with the first kind of its phase
+        first = next(other for one, other in places if one == phase)
+        here = [
+            run
+            for run in runs
+            if not run.row
+            or (run.row.key.phase == phase and (run.row.time_kind == kind if run.row.time else kind == first))
+        ]
+        behind = "; pale: latency" if any(_behind(run) for run in here) else ""
+        prefix = f"{phase}: " if len(places) > 1 else ""
+        facets.append(Facet(title=f"{prefix}{kind} per call{behind}", groups=_groups(here)))
+    return facets
+
+
+def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
+    """Bars by model if there are several, each group and the groups sorted by their times."""
+    models = {model for run in runs if (model := _model(run))}
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault(_model(run) if len(models) > 1 else "", []).append(run)
+    if all(len(group) == 1 for group in groups.values()):  # models alone need no groups
+        groups = {"": list(runs)}
+    ordered = sorted(groups.items(), key=lambda item: min(run.seconds for run in item[1]))
+    return {name: tuple(_bars(group, is_group=bool(name))) for name, group in ordered}
+
+
+def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
+    first = next((run.row.time.median for run in runs if run.row and run.row.time), None)
+    keys = [run.row.key for run in runs if run.row]
+    varying = [name for name in NUMERIC if len({getattr(key, name) for key in keys}) > 1]
+    bars = []
+    for run in sorted(runs, key=lambda run: run.seconds):
+        axes = {name: value for name, value in run.child.axes.items() if not (is_group and name in _MODELS)}
+        name = " · ".join(_axis_text(axis, value) for axis, value in axes.items()) or one_line(run.child.name)
+        extra = label(run.row.key, [field for field in varying if field not in axes]) if run.row else ""
+        name = " · ".join(filter(None, (name, extra)))
+        if run.row is None or run.row.time is None:
+            status, error = (run.row.status, run.row.error) if run.row else (run.child.status, run.child.error)
+            text = f"{status.value}: {one_line(error)}" if error else status.value
+            bars.append(Bar(label=name, value=None, text=text))
+            continue
+        median = run.row.time.median
+        text = known_or_about(median, bare_time(median)) + (_ratio_text(first, median) if len(runs) > 1 else "")
+        behind = run.row.times["latency"].median if _behind(run) else None
+        bars.append(Bar(label=name, value=median, text=text, behind=behind))
+    return bars
+
+
+def _ratio_text(first: Interval | None, median: Interval) -> str:
+    """The speed over the first run of the group, `≈` where the intervals overlap or one is missing."""
+    if first is None or median.value <= 0 or first is median:
+        return " · first"
+    is_clear = differ(first, median, 0.0) and first.low is not None and median.low is not None
+    return f" · {'' if is_clear else '≈ '}{digits(first.value / median.value, 3)} ×"
+
+
+def _behind(run: _Run) -> bool:
+    """Whether a run has the latency besides the device's own time."""
+    return bool(run.row and run.row.time_kind in DEVICE_TIMES and "latency" in run.row.times)
+
+
+def _model(run: _Run) -> str:
+    return next((one_line(run.child.axes[name]) for name in _MODELS if name in run.child.axes), "")
+
+
+def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
+    """The values of the axes that are not the horizontal one, then other differences of a point but its phase."""
+    words = [_axis_text(name, value) for name, value in axes.items() if name not in (*NUMERIC, "mode")]
+    rest = [name for name in fields if name not in (axis, "phase") and (name not in axes or name in NUMERIC)]
+    return " · ".join([*words, *filter(None, [label(key, rest)])])
+
+
+def _axis_text(name: str, value: str) -> str:
+    """The value of an axis, with its name unless the value is a word."""
+    return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")

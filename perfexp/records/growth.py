@@ -1,0 +1,247 @@
+"""Growth: how times grow with the size and rates with the batch, and the points that do not grow as the others do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
+from perfexp.records.units import format_bytes
+from perfexp.statistics import estimators, scaling
+
+if TYPE_CHECKING:
+    from perfexp.records.summary import Row
+
+#: Pixels per unit of size of a scaling model.
+MEGAPIXEL = 1e6
+#: Relative half-width that a scaling model assumes for a median without an interval.
+_ERROR_UNKNOWN = 0.05
+#: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
+_FALL_TOLERANCE = 0.1
+#: Relative drop of the samples per second from a smaller to a larger batch that is worth a warning.
+_RATE_TOLERANCE = 0.05
+#: A workspace: factor and bytes by which the peak memory of a size exceeds that of its neighbors.
+_WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
+#: Limit on characters of a kernel's name, which may have thousands.
+_LONGEST_NAME = 72
+#: Metric of the peak memory.
+_PEAK_MEMORY = "memory/peak_bytes"
+
+
+class _Line(msgspec.Struct):
+    kernels: dict[str, float] = {}
+
+
+class _Layers(msgspec.Struct):
+    """The facts of layers that are read here."""
+
+    lines: list[_Line] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Scaling model of one phase, batch size, precision and process over the input size.
+
+    Attributes:
+        key: key of the largest size.
+        keys: keys of all sizes, smallest first.
+        time_kind: name of the fitted time.
+        fit: model of the seconds per call over megapixels.
+    """
+
+    key: Key
+    keys: tuple[Key, ...]
+    time_kind: str
+    fit: scaling.ScalingFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """A size whose time does not fit those of the other sizes.
+
+    Attributes:
+        ratio: its time over the expected one.
+        reference: source of the expected time, in words.
+        other: the size with the expected time; None for that of the scaling model.
+    """
+
+    ratio: float
+    reference: str
+    other: Key | None = None
+
+
+def scalings(known: Sequence[Row]) -> list[Scaling]:
+    """Scaling models of the rows of a record, for groups with at least four sizes."""
+    found = []
+    for group in _over_sizes(known):
+        if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
+            medians = [_median(each) for each in group]
+            widths = [median.relative_half_width for median in medians]
+            fit = scaling.fit_scaling(
+                [each.key.pixels / MEGAPIXEL for each in group],
+                [median.value for median in medians],
+                [_ERROR_UNKNOWN if width is None else width for width in widths],
+            )
+            keys = tuple(each.key for each in group)
+            found.append(Scaling(key=keys[-1], keys=keys, time_kind=group[0].time_kind or "", fit=fit))
+    return found
+
+
+def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
+    """The sizes whose times are far from the scaling model, or that break the growth from smaller to larger sizes.
+
+    Of sizes that disagree the fewest are odd: one slow size is, and not the larger ones that take less time.
+    """
+    found: dict[Key, Odd] = {}
+    for grown in scalings(known):
+        for index in grown.fit.far:
+            reference = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
+            found[grown.keys[index]] = Odd(ratio=1 + grown.fit.deviations[index], reference=reference)
+    # a time far above the fit is suspect itself: compared with it, no other time counts as a fall
+    for group in _over_sizes(known):
+        found |= _falling([row for row in group if row.key not in found])
+    return found
+
+
+def with_neighbors(known: Sequence[Row]) -> list[Key]:
+    """The keys of odd sizes and of the sizes next to them."""
+    odd, keys = odd_sizes(known), list[Key]()
+    for group in _over_sizes(known):
+        for row in (row for row in group if row.key in odd):
+            keys += [row.key, *(other.key for other in _neighbors(row, group))]
+    return list(dict.fromkeys(keys))
+
+
+def kernels_of(record: Record) -> dict[Key, list[str]]:
+    """The kernels of a call, in the order of execution, by the timed point whose layers were profiled."""
+    kernels: dict[Key, list[str]] = {}
+    for point in (point for point in record.points if is_layers(point.key)):
+        try:
+            lines = msgspec.convert(point.facts.get("layers"), _Layers).lines
+        except msgspec.ValidationError:  # a record is data, and may hold anything there
+            continue
+        names = dict.fromkeys(name for line in lines for name in line.kernels)
+        kernels[without_replicate(timed_key(point.key))] = list(names)
+    return kernels
+
+
+def judge(known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> dict[Key, tuple[Diagnostic, ...]]:
+    """Diagnostics by point: odd sizes with the evidence that exists, and rates that fall as the batch grows."""
+    raised: dict[Key, tuple[Diagnostic, ...]] = {}
+    odd = odd_sizes(known)
+    for group in _over_sizes(known):
+        for row in (row for row in group if row.key in odd):
+            beside = _neighbors(row, [other for other in group if other.key not in odd])
+            again = f"measured by {row.processes} processes" if row.processes > 1 else ""
+            texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
+            seen = [text for text in texts if text]
+            one, evidence = odd[row.key], f": {', '.join(seen)}" if seen else ""
+            found = diagnostics.make("scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence)
+            raised[row.key] = (found,)
+    for key, diagnostic in _falling_rates(known):
+        raised[key] = (*raised.get(key, ()), diagnostic)
+    return raised
+
+
+def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
+    """Whether a rate is below another by more than their intervals, or by more than 10 % if an interval is missing."""
+    if rate.high is not None and other.low is not None:
+        return rate.high < other.low
+    return rate.value < (1 - _FALL_TOLERANCE) * other.value
+
+
+def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
+    """The fewest rows without which no larger size takes less time: the one in most falls first, then the slower."""
+    falls = [pair for pair in combinations(group, 2) if _falls(*pair)]
+    found: dict[Key, Odd] = {}
+    while falls:
+        counts = Counter(row.key for pair in falls for row in pair)
+        odd = max((row for pair in falls for row in pair), key=lambda row: (counts[row.key], _median(row).value))
+        others = [smaller if larger is odd else larger for smaller, larger in falls if odd is smaller or odd is larger]
+        other = others[0] if others[0].key.pixels > odd.key.pixels else others[-1]  # the nearest
+        which = "larger" if other.key.pixels > odd.key.pixels else "smaller"
+        reference = f"the {which} size {other.key.size_label}, beyond both intervals"
+        ratio = _median(odd).value / _median(other).value
+        found[odd.key] = Odd(ratio=ratio, reference=reference, other=other.key)
+        falls = [pair for pair in falls if all(row is not odd for row in pair)]
+    return found
+
+
+def _falls(smaller: Row, larger: Row) -> bool:
+    """Whether a larger size takes less time, by more than both intervals and the tolerance."""
+    before, after = _median(smaller), _median(larger)
+    if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
+        return False
+    return after.high < before.low and after.value < (1 - _FALL_TOLERANCE) * before.value
+
+
+def _neighbors(row: Row, group: Sequence[Row]) -> list[Row]:
+    """The next smaller and the next larger size of a group, as far as they exist."""
+    smaller = [other for other in group if other.key.pixels < row.key.pixels]
+    larger = [other for other in group if other.key.pixels > row.key.pixels]
+    return smaller[-1:] + larger[:1]
+
+
+def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
+    """A peak memory far above that of both neighbors: a workspace, so another algorithm of cuDNN."""
+    peaks = [peak for other in neighbors if (peak := _peak(other))]
+    own, most = _peak(row), max(peaks, default=None)
+    if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
+        return ""
+    return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
+
+
+def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> str:
+    """The first kernel of those that no neighbor launches; empty if there is none, or nothing was profiled."""
+    profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
+    own = kernels.get(row.key, ()) if profiled else ()
+    foreign = [name for name in own if not any(name in other for other in profiled)]
+    if not foreign:
+        return ""
+    more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+    return f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}{more}"
+
+
+def _peak(row: Row) -> float | None:
+    return next((metric.value for metric in row.metrics if metric.name == _PEAK_MEMORY), None)
+
+
+def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
+    """Batch sizes with fewer samples per second than a smaller batch."""
+    for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
+        rated = [(row, rate) for row in group if (rate := row.samples_per_second)]
+        for row, rate in rated:
+            smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
+            if not smaller:
+                continue
+            best, most = max(smaller, key=lambda other: other[1].value)
+            if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
+                batch = best.key.batch_size
+                yield row.key, diagnostics.make("rate_falls", ratio=rate.value / most.value, batch=batch)
+
+
+def _median(row: Row) -> estimators.Interval:
+    assert row.time is not None
+    return row.time.median
+
+
+def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+    """Group the successful rows that have a time above zero by a function of the row."""
+    groups: dict[Hashable, list[Row]] = {}
+    for each in known:
+        if each.status is Status.OK and each.time and each.time.median.value > 0:
+            groups.setdefault(by(each), []).append(each)
+    return list(groups.values())
+
+
+def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
+    """Groups of rows that differ only in size, smallest first."""
+    groups = _grouped(known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision))
+    return [sorted(group, key=lambda row: row.key.pixels) for group in groups]
