@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records.record import LARGEST, Key, Point, layers_key
 from perfexp.stopping import StoppingRule
-from perfexp.sweep import Oom, Size, odd_sizes, parse_batch_sizes, parse_sizes, shrunk, timed_keys
+from perfexp.sweep import Oom, Size, Sweep, odd_sizes, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
 #: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
 FORMAT = 2
@@ -218,7 +219,7 @@ class Plan(PlanSchema):
         """Phases of each point, training first."""
         return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
 
-    @property
+    @cached_property
     def point_seconds(self) -> float | None:
         """Estimated mean time of the timed points of all processes; None if the settings do not limit it."""
         rule: StoppingRule = build(self.stopping)
@@ -248,15 +249,25 @@ class Plan(PlanSchema):
         """Whether inference is measured with the weights that the run's training ends with."""
         return bool(self.mode.inference and self.mode.inference.get("trained"))
 
+    @cached_property
+    def _sweep(self) -> Sweep:
+        made: Sweep = build(self.sweep)
+        return made
+
+    @cached_property
+    def _profiler(self) -> Profiler:
+        made: Profiler = build(self.profiler)
+        return made
+
     @property
     def is_sparse(self) -> bool:
         """Whether points are chosen while others are measured."""
-        return isinstance(build(self.sweep), Sparse)
+        return isinstance(self._sweep, Sparse)
 
     @property
     def shrinks(self) -> bool:
         """Whether the batch that fits is measured where another one did not."""
-        return getattr(build(self.sweep), "oom", None) is Oom.shrink
+        return getattr(self._sweep, "oom", None) is Oom.shrink
 
     @property
     def remeasures(self) -> bool:
@@ -267,7 +278,7 @@ class Plan(PlanSchema):
     @property
     def scope(self) -> str:
         """Points that a sparse sweep covers in all phases, in words; empty for other sweeps."""
-        sweep = build(self.sweep)
+        sweep = self._sweep
         if not isinstance(sweep, Sparse):
             return ""
         numbers = [len(sweep.candidates(self.input_size, self._batch_sizes(phase))) for phase in self.phases]
@@ -299,7 +310,7 @@ class Plan(PlanSchema):
 
     def _keys_of_sweep(self, results: Collection[Point]) -> list[Key]:
         """The timed points of the sweep; those of the largest batch have `LARGEST`."""
-        sweep = build(self.sweep)
+        sweep = self._sweep
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
         chosen = {}
         if isinstance(sweep, Sparse):  # phases of the same sizes and batch sizes choose together
@@ -340,14 +351,12 @@ class Plan(PlanSchema):
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Profiles that are made after timing."""
-        profiler: Profiler = build(self.profiler)
-        return profiler.chosen(self.fixed_keys(results))
+        return self._profiler.chosen(self.fixed_keys(results))
 
     def keys(self, results: Collection[Point] = ()) -> list[Key]:
         """All points; profiles alone if the profiler only marks calls. See `timed_keys` for the results."""
-        profiler: Profiler = build(self.profiler)
         timed = [*self.timed_keys(results), *self.first_prediction_keys(results), *self.layer_keys(results)]
-        return [*(timed if profiler.times else ()), *self.profile_keys(results)]
+        return [*(timed if self._profiler.times else ()), *self.profile_keys(results)]
 
 
 def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:
