@@ -321,7 +321,7 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     level: float | None = None
 
 
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=True):
     """Complete result of one run; record.json.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,8 @@ from perfexp.statistics import blockwise, estimators, variance
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
+#: State and rows of records that are in use.
+_known: dict[int, tuple[tuple[object, ...], list[Row]]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,28 @@ class Row:
 
 
 def rows(record: Record) -> list[Row]:
-    """One row per timed point, in the order of the record; the processes that measured it are combined."""
+    """One row per timed point, in the order of the record; the processes that measured it are combined.
+
+    Every table, plot and text of a record begins with them, so they are computed once as long as the record stays what
+    it is.
+    """
+    state = _state(record)
+    known = _known.get(id(record))
+    if known is None:
+        weakref.finalize(record, _known.pop, id(record), None).atexit = False
+    if known is None or known[0] != state:
+        _known[id(record)] = known = (state, _rows(record))
+    return list(known[1])
+
+
+def _state(record: Record) -> tuple[object, ...]:
+    """What shows that a record has other results, diagnostics or earlier runs than before."""
+    parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
+    lists = [(id(part), len(part)) for part in (record.points, record.earlier, record.selfcheck, *parts)]
+    return requested_percentiles(record), [point.status for point in record.points], lists
+
+
+def _rows(record: Record) -> list[Row]:
     percentiles = requested_percentiles(record)
     groups = by_point(record)
     earlier: dict[Key, dict[str, EarlierTime]] = {}

@@ -131,9 +131,9 @@ def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
     """Return the center of each block; of those of one size at once, since a call takes longer than a small block."""
     sizes = np.array([block.size for block in blocks])
     centers = np.empty(len(blocks))
-    for size in np.unique(sizes):
-        (alike,) = np.nonzero(sizes == size)
-        centers[alike] = center(np.stack([blocks[index] for index in alike]), axis=1)
+    for size in set(sizes.tolist()):
+        alike = sizes == size
+        centers[alike] = center(np.stack([block for block in blocks if block.size == size]), axis=1)
     return centers
 
 
