@@ -9,6 +9,9 @@ import zlib
 from functools import cache
 from pathlib import Path
 
+#: Environment variable that is set while all tests are run.
+_WHOLE = "PERFEXP_TESTS_ARE_WHOLE"
+
 
 @cache
 def commit_number():
@@ -34,3 +37,24 @@ def some_of(everything, count, salt=""):
         return everything
     start = (commit_number() + zlib.crc32(salt.encode())) % max(len(everything), 1)
     return (everything[start:] + everything[:start])[:count]
+
+
+def of_the_whole(items):
+    """What one run of all tests leaves out: half of the slow ones, by the commit. None where tests were chosen.
+
+    Args:
+        items: all tests.
+    """
+    if not os.environ.get(_WHOLE):
+        return []
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    taken = set(some_of(slow, (len(slow) + 1) // 2, "slow"))
+    return [item for item in slow if item not in taken]
+
+
+def note_choice(config):
+    """Note for the processes of pytest-xdist whether all tests run: no files, names or markers are given."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        is_whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword
+        usual = config.getini("addopts")
+        os.environ[_WHOLE] = "1" if is_whole and f"-m={config.option.markexpr}" in usual else ""
