@@ -26,7 +26,7 @@ from omegaconf import MISSING
 
 import perfexp
 import perfexp.commands
-import perfexp.plan.config
+import perfexp.plan.plan_fields
 import perfexp.plan.schema
 import perfexp.records.diagnostics
 import perfexp.records.record
@@ -110,7 +110,7 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
         "Set a key as `key=value` on the command line. A list is `[1,8]`, a dotted key is `group.key=value`.\n"
         "`required` marks a key without a default. `null` means unset.\n",
         "## Top level\n",
-        _keys_table(perfexp.plan.config.PlanSchema, described.pop("plan"), "", conf=_top_level()),
+        _keys_table(perfexp.plan.plan_fields.PlanSchema, described.pop("plan"), "", conf=_top_level()),
     ]
     for group in GROUPS:
         parts += [f"## Group `{group}`\n", _options_table(group, options.get(group, {}))]

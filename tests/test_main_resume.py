@@ -8,7 +8,7 @@ import yaml
 
 from perfexp.cli.resume import with_resumed
 from perfexp.main import main
-from perfexp.plan import config
+from perfexp.plan import plan_fields
 from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -129,7 +129,7 @@ def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
 
 def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
-    content = {"format": config.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
+    content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
     arguments, _ = with_resumed([f"resume={tmp_path}"])
     assert [text for text in arguments if "tracking" in text] == texts

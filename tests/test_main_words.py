@@ -13,7 +13,7 @@ import yaml
 from perfexp.__main__ import dispatch
 from perfexp.devices import auto
 from perfexp.plan import naming
-from perfexp.plan.config import FORMAT
+from perfexp.plan.plan_fields import FORMAT
 from perfexp.records.record import Status
 from tests import forking
 from tests.rotation import some_of

@@ -19,7 +19,7 @@ from perfexp.errors import UserError
 from perfexp.host import installation, locks
 from perfexp.main import main
 from perfexp.models.fake import FakeSession
-from perfexp.plan import config
+from perfexp.plan import plan_fields
 from perfexp.probes import timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
@@ -75,8 +75,8 @@ def plan():
         gpu={"_target_": f"{__name__}.open_noting"},
         data={"_target_": "perfexp.data.synthetic.Synthetic"},
         model={"_target_": "perfexp.models.fake.FakeModel"},
-        device_lock=config.DeviceLock.fail,
-        host_sharing=config.HostSharing.none,
+        device_lock=plan_fields.DeviceLock.fail,
+        host_sharing=plan_fields.HostSharing.none,
         first_prediction_keys=lambda _: [key],
     )
 
@@ -107,7 +107,7 @@ def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device,
 def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, paths):
     told = []
     monkeypatch.setattr(workbench, "_REPORT_SECONDS", 0.05)
-    plan.device_lock = config.DeviceLock.wait
+    plan.device_lock = plan_fields.DeviceLock.wait
     with ExitStack() as other:
         other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
 

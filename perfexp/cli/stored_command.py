@@ -20,7 +20,7 @@ from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.models import mmseg_names, torchvision_names
-from perfexp.plan import config, schema
+from perfexp.plan import config, plan_fields, schema
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 
 #: A value that refers to nothing outside: a number, a size, an option of a library.
@@ -132,7 +132,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _schemas() -> Iterator[tuple[str, type]]:
-    yield "", config.PlanSchema
+    yield "", plan_fields.PlanSchema
     for group, name, node in schema.settings():
         yield f"{group.partition('/')[2] or name}.", node
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from perfexp.devices import Cache, auto
+from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
-from perfexp.models import Execution, Precision
 from perfexp.plan import schema
-from perfexp.plan.schema import ModeSettings
+from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
@@ -30,124 +28,10 @@ from perfexp.records.record import LARGEST, Key, Point, layers_key
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Oom, Size, Sweep, odd_sizes, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
-#: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
-FORMAT = 2
 #: Seconds of an energy window before it starts, and of the work that ranks do together besides timing.
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
 #: Series of the undisturbed call, by one clock or by three.
 _SYNCHRONOUS_SERIES, _ASYNCHRONOUS_SERIES = 1, 3
-
-
-class DeviceLock(StrEnum):
-    """What to do while another process measures on the device."""
-
-    wait = "wait"
-    fail = "fail"
-
-
-class HostSharing(StrEnum):
-    """What other runs do on this host at the same time; `hydra/launcher=local` sets it."""
-
-    none = "none"
-    turns = "turns"
-    together = "together"
-
-
-@dataclass(kw_only=True)
-class Probes:
-    """What is measured besides times.
-
-    Attributes:
-        loaded_clock: SM clock and power of an NVIDIA board, read while it works off blocks of its own time.
-        work: MACs, FLOPs and bytes of a call, counted without the device.
-        energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
-        ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
-        scaling: several ranks compared with one.
-        correctness: outputs compared with those in fp32, without compiler, CUDA graph and other layouts.
-    """
-
-    loaded_clock: bool = True
-    work: bool = True
-    energy: bool = False
-    energy_seconds: float | None = None
-    ceilings: bool = False
-    layers: bool = False
-    scaling: bool = False
-    correctness: bool = False
-
-
-@dataclass(kw_only=True)
-class Export:
-    """Files for other tools besides a run's own.
-
-    Attributes:
-        vendor_json: figures and record in one file, `benchmark_VENDOR_TIME.json`.
-    """
-
-    vendor_json: bool = False
-
-
-@dataclass(kw_only=True)
-class Compare:
-    """How the runs of a sweep are compared.
-
-    Attributes:
-        baseline: number of the run that the others are compared with, or a value of its axes; None for the first one.
-    """
-
-    baseline: str | None = None
-
-
-@dataclass(kw_only=True)
-class PlanSchema:
-    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
-
-    Attributes:
-        choices: option chosen in each group.
-        uid: identity of the run, which the manifest of its folder repeats.
-    """
-
-    model: Any = MISSING
-    algorithm: Any = MISSING
-    gpu: Any = MISSING
-    mode: ModeSettings = field(default_factory=ModeSettings)
-    profiler: Any = field(default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"})
-    precision: Precision = MISSING
-    execution: Execution = field(default_factory=Execution)
-    data: Any = MISSING
-    stopping: Any = MISSING
-    sweep: Any = MISSING
-    tracking: Any = MISSING
-    probe: dict[str, Any] = field(default_factory=dict)
-    probes: Probes = field(default_factory=Probes)
-    export: Export = field(default_factory=Export)
-    compare: Compare = field(default_factory=Compare)
-    input_size: Any = 224
-    batch_size: Any = 1
-    percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
-    replicate: int | None = None
-    ttfp: bool = True
-    epochs: int | None = None
-    cache: Cache = Cache.warm
-    seed: int = 0
-    timeout_seconds: float | None = 3600.0
-    device_lock: DeviceLock = DeviceLock.wait
-    host_sharing: HostSharing = HostSharing.none
-    output_dir: str | None = None
-    speed_dir: str | None = None
-    stage: str | None = None
-    quiet: bool = False
-    choices: dict[str, str] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
-    uid: str | None = None
-    format: int = FORMAT
-
-
-@dataclass(kw_only=True)
-class ConfigSchema(PlanSchema):
-    """Everything that users configure: the plan of a run, and the cluster of its job."""
-
-    cluster: Any = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,8 @@ import yaml
 
 from perfexp.errors import UserError
 from perfexp.host import credentials, untrusted
-from perfexp.plan.config import FORMAT, Plan, typed
+from perfexp.plan.config import Plan, typed
+from perfexp.plan.plan_fields import FORMAT
 
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (

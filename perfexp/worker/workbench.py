@@ -19,7 +19,7 @@ from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets, host_turns
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.plan import config
+from perfexp.plan import config, plan_fields
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
@@ -55,7 +55,7 @@ class Workbench:
     @contextmanager
     def sharing_host(self) -> Iterator[None]:
         """While entered, this process takes turns with the other runs of a sweep, if the plan sets that."""
-        if self.plan.host_sharing is not config.HostSharing.turns:
+        if self.plan.host_sharing is not plan_fields.HostSharing.turns:
             yield
             return
         with host_turns.joined(waiting=lambda text: self.emit("block", text=text, patient=True)) as turn:
@@ -96,7 +96,7 @@ class Workbench:
 
         Raises UserError if another process holds the device and the plan does not wait for it.
         """
-        wait, purpose = self.plan.device_lock is config.DeviceLock.wait, str(self.paths.root)
+        wait, purpose = self.plan.device_lock is plan_fields.DeviceLock.wait, str(self.paths.root)
         with ExitStack() as stack:
             with ExitStack() as reporting:
 
@@ -250,7 +250,7 @@ class Workbench:
         return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
-        is_shared = self.plan.host_sharing is config.HostSharing.together
+        is_shared = self.plan.host_sharing is plan_fields.HostSharing.together
         return [*([diagnostics.make("shared_host")] if is_shared else []), *of_node(facts)]
 
     def require_same_environment(self) -> None:

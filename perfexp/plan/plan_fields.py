@@ -1,0 +1,128 @@
+"""The configuration of one run as users write it: the fields of a plan before its sizes are parsed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import MISSING
+
+from perfexp.devices import Cache
+from perfexp.models import Execution, Precision
+from perfexp.plan.schema import ModeSettings
+
+#: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
+FORMAT = 2
+
+
+class DeviceLock(StrEnum):
+    """What to do while another process measures on the device."""
+
+    wait = "wait"
+    fail = "fail"
+
+
+class HostSharing(StrEnum):
+    """What other runs do on this host at the same time; `hydra/launcher=local` sets it."""
+
+    none = "none"
+    turns = "turns"
+    together = "together"
+
+
+@dataclass(kw_only=True)
+class Probes:
+    """What is measured besides times.
+
+    Attributes:
+        loaded_clock: SM clock and power of an NVIDIA board, read while it works off blocks of its own time.
+        work: MACs, FLOPs and bytes of a call, counted without the device.
+        energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
+        ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
+        scaling: several ranks compared with one.
+        correctness: outputs compared with those in fp32, without compiler, CUDA graph and other layouts.
+    """
+
+    loaded_clock: bool = True
+    work: bool = True
+    energy: bool = False
+    energy_seconds: float | None = None
+    ceilings: bool = False
+    layers: bool = False
+    scaling: bool = False
+    correctness: bool = False
+
+
+@dataclass(kw_only=True)
+class Export:
+    """Files for other tools besides a run's own.
+
+    Attributes:
+        vendor_json: figures and record in one file, `benchmark_VENDOR_TIME.json`.
+    """
+
+    vendor_json: bool = False
+
+
+@dataclass(kw_only=True)
+class Compare:
+    """How the runs of a sweep are compared.
+
+    Attributes:
+        baseline: number of the run that the others are compared with, or a value of its axes; None for the first one.
+    """
+
+    baseline: str | None = None
+
+
+@dataclass(kw_only=True)
+class PlanSchema:
+    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
+
+    Attributes:
+        choices: option chosen in each group.
+        uid: identity of the run, which the manifest of its folder repeats.
+    """
+
+    model: Any = MISSING
+    algorithm: Any = MISSING
+    gpu: Any = MISSING
+    mode: ModeSettings = field(default_factory=ModeSettings)
+    profiler: Any = field(default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"})
+    precision: Precision = MISSING
+    execution: Execution = field(default_factory=Execution)
+    data: Any = MISSING
+    stopping: Any = MISSING
+    sweep: Any = MISSING
+    tracking: Any = MISSING
+    probe: dict[str, Any] = field(default_factory=dict)
+    probes: Probes = field(default_factory=Probes)
+    export: Export = field(default_factory=Export)
+    compare: Compare = field(default_factory=Compare)
+    input_size: Any = 224
+    batch_size: Any = 1
+    percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
+    replicate: int | None = None
+    ttfp: bool = True
+    epochs: int | None = None
+    cache: Cache = Cache.warm
+    seed: int = 0
+    timeout_seconds: float | None = 3600.0
+    device_lock: DeviceLock = DeviceLock.wait
+    host_sharing: HostSharing = HostSharing.none
+    output_dir: str | None = None
+    speed_dir: str | None = None
+    stage: str | None = None
+    quiet: bool = False
+    choices: dict[str, str] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    uid: str | None = None
+    format: int = FORMAT
+
+
+@dataclass(kw_only=True)
+class ConfigSchema(PlanSchema):
+    """Everything that users configure: the plan of a run, and the cluster of its job."""
+
+    cluster: Any = field(default_factory=dict)
