@@ -14,7 +14,6 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.records import summary
 from perfexp.records.record import LARGEST, Key, Status
 from perfexp.records.record import Point as Measured
 
@@ -182,18 +181,6 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
             found.setdefault(key, point.key.batch_size)
     return found
-
-
-def odd_sizes(results: Sequence[Measured], keys: Sequence[Key], processes: int) -> list[Key]:
-    """Return the sizes that the first process found odd and their neighbors, for each further process.
-
-    None before the first process has measured all of its keys.
-    """
-    done = {point.key for point in results}
-    if any(key not in done for key in keys if not key.replicate):
-        return []
-    odd = summary.odd_sizes_and_neighbors(results)
-    return [msgspec.structs.replace(key, replicate=number) for number in range(1, processes) for key in odd]
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:

@@ -134,8 +134,7 @@ class Run:
             announce = partial(self._announce, progress)
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             try:
-                # a second time for sizes that a later process found odd
-                for number in [*numbers, *numbers]:
+                for number in numbers:
                     supervisor.measure(job, number)
                 if not job.replicates or job.replicates[-1] in numbers:
                     supervisor.profile(job)
@@ -240,7 +239,7 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         command=assignment.plain["command"],
         timeout_seconds=plan.timeout_seconds,
     )
-    if (plan.is_sparse or plan.shrinks or plan.remeasures or plan.seeks_batch) and job.profiler.times:
+    if (plan.is_sparse or plan.shrinks or plan.seeks_batch) and job.profiler.times:
         job.choose = _choice(plan, paths)
     _add_earlier_results(job)
     job.extend()

@@ -61,8 +61,8 @@ class Job:
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
-        choose: points by the results so far, of a sparse sweep, one with `oom=shrink`, the largest batch, or one whose
-            odd sizes further processes measure; None for a plan that lists them all.
+        choose: points by the results so far, of a sparse sweep, one with `oom=shrink` or the largest batch; None for a
+            plan that lists them all.
     """
 
     paths: RunPaths

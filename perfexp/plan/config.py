@@ -26,7 +26,7 @@ from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records.record import LARGEST, Key, Point, layers_key
 from perfexp.stopping import StoppingRule
-from perfexp.sweep import Oom, Size, Sweep, odd_sizes, parse_batch_sizes, parse_sizes, shrunk, timed_keys
+from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
 #: Seconds of an energy window before it starts, and of the work that ranks do together besides timing.
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
@@ -154,12 +154,6 @@ class Plan(PlanSchema):
         return getattr(self._sweep, "oom", None) is Oom.shrink
 
     @property
-    def remeasures(self) -> bool:
-        """Whether further processes measure odd sizes and their neighbors, besides three points among many."""
-        is_chosen = self.is_sparse or self.seeks_batch  # batches of several sizes do not form one curve
-        return self.replicate is None and self.processes > 1 and len(self.input_size) > 1 and not is_chosen
-
-    @property
     def scope(self) -> str:
         """Points that a sparse sweep covers in all phases, in words; empty for other sweeps."""
         sweep = self._sweep
@@ -180,12 +174,11 @@ class Plan(PlanSchema):
         One process trains where inference takes the trained weights.
 
         Args:
-            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points, the
-                largest batch is found, and which show the odd sizes that further processes measure.
+            results: results so far, by which a sparse sweep, or one with `oom=shrink`, chooses further points, and by
+                which the largest batch is found.
         """
         results = list(results)
         keys = largest_batch.resolved(self._keys_of_sweep(results), results)
-        keys += odd_sizes(results, keys, self.processes) if self.remeasures else []
         return list(dict.fromkeys([*keys, *(shrunk(results) if self.shrinks else ())]))
 
     def trial_keys(self, results: Collection[Point]) -> list[Key]:

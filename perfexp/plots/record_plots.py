@@ -112,7 +112,11 @@ def chart_of(caption: Caption, named: Sequence[Named], axis: str, *, fitted: boo
     """Panels of times, one for each phase and kind of time, of rates, memory and energy, over a numeric axis."""
     where, title, ticks = _positions([entry.row.key for entry in named], axis)
     timed = [entry for entry in named if entry.row.time]
-    odd = odd_sizes([entry.row for entry in timed]) if axis == "input_size" else {}
+    odd = dict[int, Odd]()
+    for name in dict.fromkeys(entry.name for entry in timed) if axis == "input_size" else ():  # each line by itself
+        of_line = [entry.row for entry in timed if entry.name == name]
+        found = odd_sizes(of_line)
+        odd |= {id(row): found[row.key] for row in of_line if row.key in found}
     panels = list[Panel]()
     for phase in dict.fromkeys(entry.row.key.phase for entry in timed):
         of_phase = [entry for entry in timed if entry.row.key.phase == phase]
@@ -132,7 +136,7 @@ def _kinds(named: Sequence[Named]) -> list[str]:
 
 
 def _time_panel(
-    prefix: str, kind: str, named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], *, fitted: bool
+    prefix: str, kind: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], *, fitted: bool
 ) -> Panel:
     of_kind = [entry for entry in named if entry.row.time_kind == kind]
     lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None)
@@ -148,24 +152,25 @@ def _time_panel(
     return Panel(title=f"{prefix}{kind} per call", lines=(*behind, *lines), unit="seconds", curves=curves, odd=rings)
 
 
-def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], axis: str) -> Panel:
+def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
     lines = _lines(named, where, lambda row: row.samples_per_second)
     marks = dict[float, str]()
     if axis == "batch_size" and len(lines) == 1 and len(lines[0].x) >= _LEAST_BATCHES:
         best = max(y.value for y in lines[0].y)
-        knee = next(x for x, y in zip(lines[0].x, lines[0].y, strict=True) if y.value >= _KNEE * best)
+        lower = [x for x, y in zip(lines[0].x, lines[0].y, strict=True) if y.value < _KNEE * best]
+        knee = min((x for x in lines[0].x if x > max(lower, default=0)), default=max(lines[0].x))
         marks = {knee: f"{_KNEE:.0%} of the best rate from batch {knee:g} on".replace("%", " %")}
     return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
 
 
 def _rings(
-    named: Sequence[Named], where: dict[Key, float], odd: dict[Key, Odd], *, labeled: bool = False
+    named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], *, labeled: bool = False
 ) -> dict[tuple[float, str], str]:
     """The odd sizes by position and line, each with its size and by how much it is odd."""
     return {
         (where[row.key], name): _ring_text(row.key, one) if labeled else ""
         for name, row in named
-        if (one := odd.get(row.key))
+        if (one := odd.get(id(row)))
     }
 
 

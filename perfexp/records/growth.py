@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -110,15 +109,6 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
     return found
 
 
-def with_neighbors(known: Sequence[Row]) -> list[Key]:
-    """The keys of odd sizes and of the sizes next to them."""
-    odd, keys = odd_sizes(known), list[Key]()
-    for group in _over_sizes(known):
-        for row in (row for row in group if row.key in odd):
-            keys += [row.key, *(other.key for other in _neighbors(row, group))]
-    return list(dict.fromkeys(keys))
-
-
 def kernels_of(record: Record) -> dict[Key, list[str]]:
     """The kernels of a call, in the order of execution, by the timed point whose layers were profiled."""
     kernels: dict[Key, list[str]] = {}
@@ -159,18 +149,24 @@ def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> b
 
 def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
     """The fewest rows without which no larger size takes less time: the one in most falls first, then the slower."""
-    falls = [pair for pair in combinations(group, 2) if _falls(*pair)]
+    medians = [_median(row).value for row in group]
+    against: dict[int, set[int]] = {index: set() for index in range(len(group))}
+    for smaller, larger in combinations(range(len(group)), 2):
+        if _falls(group[smaller], group[larger]):
+            against[smaller].add(larger)
+            against[larger].add(smaller)
     found: dict[Key, Odd] = {}
-    while falls:
-        counts = Counter(row.key for pair in falls for row in pair)
-        odd = max((row for pair in falls for row in pair), key=lambda row: (counts[row.key], _median(row).value))
-        others = [smaller if larger is odd else larger for smaller, larger in falls if odd is smaller or odd is larger]
-        other = others[0] if others[0].key.pixels > odd.key.pixels else others[-1]  # the nearest
-        which = "larger" if other.key.pixels > odd.key.pixels else "smaller"
+    while against:
+        odd = max(against, key=lambda index: (len(against[index]), medians[index]))
+        others = against.pop(odd)
+        if not others:
+            break
+        for index in others:
+            against[index].discard(odd)
+        row, other = group[odd], group[min(others, key=lambda index: abs(index - odd))]
+        which = "larger" if other.key.pixels > row.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
-        ratio = _median(odd).value / _median(other).value
-        found[odd.key] = Odd(ratio=ratio, reference=reference, other=other.key)
-        falls = [pair for pair in falls if all(row is not odd for row in pair)]
+        found[row.key] = Odd(ratio=medians[odd] / _median(other).value, reference=reference, other=other.key)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -124,12 +124,6 @@ def _rows(record: Record) -> list[Row]:
     known = [_widened(each, components, selfcheck) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
-
-
-def odd_sizes_and_neighbors(points: Iterable[Point]) -> list[Key]:
-    """The sizes that the first process found odd, and those next to them, which further processes measure as well."""
-    first = (point for point in points if point.key.is_timed and not point.key.replicate)
-    return growth.with_neighbors([row([point], ()) for point in first])
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:

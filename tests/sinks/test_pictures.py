@@ -10,8 +10,9 @@ import pytest
 from builders import Builder
 
 from perfexp.plots import drawing, record_plots, report_page, sweep_plots
-from perfexp.plots.chart import COLORS, GREY, Bars, Chart, Strips, unit_of
+from perfexp.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, unit_of
 from perfexp.records.record import Metric
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
 
@@ -101,6 +102,23 @@ def test_an_odd_size_is_ringed_with_its_size_and_by_how_much(build: Builder) -> 
     assert isinstance(plot, Chart)
     assert plot.panels[0].odd == {(352.0, ""): "352: +50 % against the fit"}
     assert all(panel.odd == {(352.0, ""): ""} for panel in plot.panels[1:])
+
+
+def test_lines_of_several_runs_are_judged_each_by_itself(build: Builder) -> None:
+    fast, slow = (
+        rows(build.record(*(build.point(factor * (size / 224) ** 2, size=size) for size in range(224, 513, 32))))
+        for factor in (0.001, 0.01)
+    )
+    named = [record_plots.Named(name, row) for name, table in (("fast", fast), ("slow", slow)) for row in table]
+    plot = record_plots.chart_of(Caption(title="two models", subtitle="", footer=""), named, "input_size")
+    assert all(panel.odd == {} for panel in plot.panels)
+
+
+def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builder) -> None:
+    seconds = {4: 4 / 50, 8: 8 / 100, 16: 16 / 70, 32: 32 / 105}
+    plot = record_plots.plot(build.record(*(build.point(time, batch=batch) for batch, time in seconds.items())))
+    assert isinstance(plot, Chart)
+    assert list(plot.panels[1].marks) == [32.0]
 
 
 def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
