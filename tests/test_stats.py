@@ -257,3 +257,11 @@ def test_the_interval_across_two_processes_is_that_of_the_formula():
     assert interval.high / interval.value == pytest.approx(np.exp(12.706205 * np.log(1.02) / 2))
     assert interval.low * interval.high == pytest.approx(interval.value**2)
     assert spread == pytest.approx(np.exp(np.log(1.02) / np.sqrt(2)) - 1)
+
+
+def test_an_interval_of_blocks_that_differ_by_more_than_their_median_is_positive():
+    rng = np.random.default_rng(3)
+    blocks = [level * (1 + 0.01 * rng.random(5)) for level in 4 * (1.0, 8.0, 1.0)]
+    interval = blockwise.block_median(blocks)
+    assert 0 < interval.low < interval.value < interval.high
+    assert interval.low * interval.high == pytest.approx(interval.value**2)

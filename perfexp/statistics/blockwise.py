@@ -138,11 +138,15 @@ def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
 
 
 def _with_half(interval: Interval, half: float) -> Interval:
-    """Return an interval that reaches at least a half-width to both sides of the value."""
+    """Return an interval that reaches at least a half-width to both sides of the value.
+
+    Where that includes 0, it reaches as far by ratio instead: a time is positive.
+    """
     if interval.low is None or interval.high is None:
         return interval
     value = interval.value
-    return Interval(value=value, low=min(interval.low, value - half), high=max(interval.high, value + half))
+    low, high = min(interval.low, value - half), max(interval.high, value + half)
+    return Interval(value=value, low=value**2 / high if low <= 0 < value else low, high=high)
 
 
 def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float | None:
