@@ -163,6 +163,13 @@ def test_curves_of_any_honest_kind_are_no_reason_for_doubt(make_record):
         assert not unexpected(summary.rows(make_record(points=points))), name
 
 
+def test_rows_notice_another_error(make_record):
+    record = make_record(points=[point(0.01, status=Status.FAILED)])
+    assert [row.error for row in summary.rows(record)] == [None]
+    record.points[0].error = "no space left"
+    assert [row.error for row in summary.rows(record)] == ["no space left"]
+
+
 def test_processes_that_measured_the_same_point_are_taken_together(make_record):
     points = [
         point(seconds, size, replicate=replicate)

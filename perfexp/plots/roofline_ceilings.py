@@ -58,7 +58,7 @@ def placed_parts(roofline: Roofline) -> list[Row]:
     """The parts with a place, the slowest first; layers that do the same work are one, with the number of the first."""
     groups: dict[object, list[Row]] = {}
     for row in roofline.parts:
-        work = (tuple((row.load.flops or {}).items()), row.load.dram_bytes, NUMBER.sub("#", row.label))
+        work = (tuple((row.load.flops or {}).items()), row.load.dram_bytes, NUMBER.sub("0", row.label))
         groups.setdefault(work if roofline.analytic else row.number, []).append(row)
     rows = [_merged(group, roofline) for group in groups.values() if group[0].has_place]
     return sorted(rows, key=lambda row: -row.time_share)

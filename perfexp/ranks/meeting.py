@@ -19,9 +19,9 @@ from perfexp.host import untrusted
 from perfexp.host.files import write_atomically
 from perfexp.ranks import Place
 
-#: Limit on a greeting: another program of the cluster may connect and send nothing.
+#: Limit on a whole greeting: another program of the cluster may connect and send nothing, or a byte at a time.
 _GREETING_SECONDS = 5.0
-#: Time in which the first rank listens: other nodes may import torch faster than its own.
+#: Time in which all ranks meet: some nodes import torch faster than others.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1
 
 
@@ -43,15 +43,24 @@ def pipe(folder: Path, number: int) -> Path:
 
 
 def to_followers(place: Place) -> list[int]:
-    """Return the first rank's descriptors of its connections to the other ranks, in their order; waits for all."""
+    """Return the first rank's descriptors of its connections to the other ranks, in their order; waits for all.
+
+    Raises `TimeoutError` if ranks of other hosts do not connect in time.
+    """
     meeting = _meeting(place)
     if meeting is None:
         return [os.open(pipe(place.folder, number), os.O_WRONLY) for number in range(1, place.size)]
     connections: dict[int, int] = {}
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     with socket.create_server((meeting.host, meeting.port), backlog=place.size) as server:
         while len(connections) < place.size - 1:
-            connection = server.accept()[0]
-            number = _greeting(connection, meeting.secret)
+            try:
+                server.settimeout(_left(deadline))
+                connection = server.accept()[0]
+            except TimeoutError as error:
+                missing = sorted({*range(1, place.size)} - {*connections})
+                raise TimeoutError(f"ranks {missing} did not connect in {_PATIENCE_SECONDS:g} s") from error
+            number = _greeting(connection, meeting.secret, min(deadline, time.monotonic() + _GREETING_SECONDS))
             if number is None or number in connections or not 0 < number < place.size:
                 connection.close()
                 continue
@@ -94,12 +103,21 @@ def _words(secret: str, number: int) -> bytes:
     return f"{secret} {number:8d}\n".encode()
 
 
-def _greeting(connection: socket.socket, secret: str) -> int | None:
-    """Return the number in a greeting; None for one without the secret, or that does not come in time."""
-    connection.settimeout(_GREETING_SECONDS)
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline, as a limit of a socket; raises TimeoutError when it has passed."""
+    if (seconds := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _greeting(connection: socket.socket, secret: str, deadline: float) -> int | None:
+    """Return the number in a greeting; None for one without the secret, or that is not complete by the deadline."""
     length, received = len(_words(secret, 0)), b""
     try:
-        while len(received) < length and (data := connection.recv(length - len(received))):
+        while len(received) < length:
+            connection.settimeout(_left(deadline))
+            if not (data := connection.recv(length - len(received))):
+                break
             received += data
         has_secret = hmac.compare_digest(received[: len(secret)], secret.encode())
         return int(received[len(secret) :]) if has_secret else None

@@ -153,8 +153,8 @@ def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> d
 
 
 def _print(event: dict[str, Any]) -> None:
-    """Write an event as a line: SLURM passes on whole lines of up to 1,024 bytes."""
-    sys.stdout.buffer.write(json.dumps(event, ensure_ascii=False).encode() + b"\n")
+    """Write an event as the line in which its rank sent it: SLURM passes on whole lines of up to 1,024 bytes."""
+    sys.stdout.buffer.write(json.dumps(event).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from perfexp.records.record import Key
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """Return the beginning of a text that takes at most this many bytes in a message, quotes and escapes included."""
+    ends = accumulate(len(json.dumps(letter)) - 2 for letter in text[:most_bytes])
+    return text[: bisect_right(list(ends), most_bytes - 2)]
 
 
 class Events:

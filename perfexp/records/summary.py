@@ -93,7 +93,8 @@ def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined.
 
     Every table, plot and text of a record begins with them, so they are computed once as long as the record stays what
-    it is.
+    it is. Lists that are replaced or change their length are noticed, and a point's other status or error; an element
+    that is edited in place is not.
     """
     state = _state(record)
     known = _known.get(id(record))
@@ -108,7 +109,7 @@ def _state(record: Record) -> tuple[object, ...]:
     """What shows that a record has other results, diagnostics or earlier runs than before."""
     parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
     lists = [(id(part), len(part)) for part in (record.points, record.earlier, record.selfcheck, *parts)]
-    return requested_percentiles(record), [point.status for point in record.points], lists
+    return requested_percentiles(record), [(point.status, point.error) for point in record.points], lists
 
 
 def _rows(record: Record) -> list[Row]:

@@ -22,7 +22,8 @@ MOST_KINDS = 5
 #: Least number of parts of the level of stages in a model's paths, share of the call of which none has more, and limit
 #: on the level.
 _LEAST_STAGES, _NEARLY_ALL, _MOST_DEPTH = 3, 0.8, 5
-NUMBER = re.compile(r"\d+")
+#: A number in a path; longer ones are parts of a name.
+NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ def _identity(line: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if not line["inputs"] or not line["key"]:
         return None
     shapes = msgspec.json.encode([line["inputs"], line["outputs"], line["convolution"]])
-    pattern = NUMBER.sub("#", name_of(line))
+    pattern = NUMBER.sub("0", name_of(line))
     return pattern, line["kind"], pass_of(line), shapes, tuple(sorted(line["kernels"]))
 
 

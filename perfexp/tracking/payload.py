@@ -315,7 +315,7 @@ def _end_times(record: Record) -> dict[tuple[Key, int | None], int]:
 
 def _ends_of_epochs(point: Point) -> dict[tuple[Key, int | None], int]:
     """The ends of a training's epochs as if it had begun with its point: the same while it runs and afterwards."""
-    seconds = [one.seconds + one.evaluation_seconds + one.checkpoint_seconds for one in point.epochs]
+    seconds = (one.total_seconds for one in point.epochs)
     start = to_ms(point.started) or 0
     return {
         (point.key, one.number): start + round(1e3 * end)

@@ -50,14 +50,16 @@ def of_run(record: Record) -> dict[str, str]:
     """Return the parameters of a run: those of its points, options of some groups, and what its user typed."""
     choices = {group: fact_at(record.plan, f"choices.{group}") for group in _GROUPS}
     texts = of_keys(record, [point.key for point in record.points])
-    return _cleaned({**texts, **{name: str(text or "") for name, text in choices.items()}, **dict(_chosen(record))})
+    axes = record.sweep.axes if record.sweep else ()
+    options = {name: str(text or "") for name, text in choices.items()}
+    return _cleaned({**texts, **options, **dict(_chosen(record))}, axes)
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     """Return the parameters of a sweep: its axes and those of its runs, each with all of its values."""
     children = sorted(sweep.children, key=lambda child: child.job)
-    axes = [{_AXES.get(name, name): text for name, text in child.axes.items()} for child in children]
-    return _cleaned({**_joined(map(of_run, records)), **_joined(axes)})
+    axes = _joined({_AXES.get(name, name): text for name, text in child.axes.items()} for child in children)
+    return _cleaned({**_joined(map(of_run, records)), **axes}, axes)
 
 
 def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -77,8 +79,12 @@ def _chosen(record: Record) -> Iterator[tuple[str, str]]:
             yield name, text if value is None or isinstance(value, str | dict) else json.dumps(value)
 
 
-def _cleaned(texts: Mapping[str, str]) -> dict[str, str]:
-    cleaned = {
-        allowed(name)[:NAME_LENGTH].strip(" ."): clean(text, PARAM_LENGTH) for name, text in texts.items() if text
-    }
-    return dict(islice(cleaned.items(), MOST))
+def _cleaned(texts: Mapping[str, str], axes: Iterable[str] = ()) -> dict[str, str]:
+    """Return the first parameters as MLflow takes them, those of axes before all others."""
+    cleaned = {_name(name): clean(text, PARAM_LENGTH) for name, text in texts.items() if text}
+    first = set(map(_name, axes))
+    return dict(islice(sorted(cleaned.items(), key=lambda item: item[0] not in first), MOST))
+
+
+def _name(name: str) -> str:
+    return allowed(name)[:NAME_LENGTH].strip(" .")

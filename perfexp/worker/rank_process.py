@@ -22,7 +22,7 @@ from perfexp.ranks import Place, Shareable, start
 from perfexp.ranks.control_messages import Follower, Leader, Member
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.messages import Events
+from perfexp.records.messages import Events, cut
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.worker.points import measure_points
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.modes import Step
 
-#: Length of an error's text. The line of JSON stays below 4096 bytes (POSIX: PIPE_BUF) and reaches the pipe whole.
-_MOST_BYTES = 600
+#: Length of an error's text in JSON. SLURM passes on whole lines of up to 1,024 bytes, a pipe of 4,096 (PIPE_BUF).
+_MOST_BYTES = 900
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
@@ -113,8 +113,7 @@ def _follow(bench: Workbench, place: Place, emit: Events) -> int:
     except Exception as error:
         traceback.print_exc()
         status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
-        message = f"{place}: {text}".encode()[:_MOST_BYTES].decode(errors="ignore")
-        emit("rank", number=place.number, status=str(status), message=message)
+        emit("rank", number=place.number, status=str(status), message=cut(f"{place}: {text}", _MOST_BYTES))
         follower.linger()
         return 1
     follower.close()

@@ -22,7 +22,7 @@ from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config, plan_fields
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.messages import Events
+from perfexp.records.messages import Events, cut
 from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
 from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
@@ -316,4 +316,4 @@ def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = N
 
 
 def _cut(text: str, most_bytes: int | None) -> str:
-    return text.encode()[:most_bytes].decode(errors="ignore")
+    return text if most_bytes is None else cut(text, most_bytes)

@@ -11,7 +11,7 @@ import pytest
 
 from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Place, ProcessGroup
+from perfexp.ranks import Place, ProcessGroup, meeting
 from perfexp.ranks.control_messages import Follower, Leader, Member
 from perfexp.ranks.meeting import Meeting, pipe
 from perfexp.records.record import Key
@@ -244,6 +244,33 @@ def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is
     follower.close()
     assert leader.lost()
     leader.end()
+
+
+def test_a_greeting_that_comes_a_byte_at_a_time_is_given_up_at_its_deadline(monkeypatch):
+    class Slow:
+        now = 0.0
+
+        def settimeout(self, seconds):
+            self.limit = seconds
+
+        def recv(self, length):
+            seconds = min(4.9, self.limit)
+            self.now += seconds
+            if seconds < 4.9:
+                raise TimeoutError
+            return b"s"
+
+    slow = Slow()
+    monkeypatch.setattr(meeting.time, "monotonic", lambda: slow.now)
+    assert meeting._greeting(slow, "s" * 32, 5.0) is None
+    assert slow.now == 5.0
+
+
+def test_ranks_that_never_connect_end_the_first_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0.0)
+    meet(tmp_path)
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not connect in 0 s"):
+        Leader(Place(number=0, size=3, folder=tmp_path, per_host=1))
 
 
 def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):

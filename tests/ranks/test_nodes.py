@@ -8,6 +8,8 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.host import scheduler
 from perfexp.ranks import nodes, start
+from perfexp.records.messages import cut
+from perfexp.worker import rank_process
 
 #: Starts each task with its node's variables and the first line of its input, and ends all when one fails.
 SRUN = """#!{python}
@@ -84,6 +86,15 @@ def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
     job.write_text(f"#!/bin/sh\necho '{json.dumps(rank)}'\nexit 5\n")
     job.chmod(0o755)
     assert run("") == (1, [{"event": "failed", "message": "srun ended with code 5; see run.log", "status": "killed"}])
+
+
+@pytest.mark.parametrize("letter", ['"', "é", "\U0001f600", "\x01", "\udc80", "x"])
+def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary):
+    message = cut(letter * 2000, rank_process._MOST_BYTES)
+    nodes._print({"event": "rank", "number": 99999, "status": "unsupported", "message": message})
+    line = capfdbinary.readouterr().out
+    assert 900 < len(line) <= 1024
+    assert json.loads(line)["message"] == message
 
 
 @pytest.mark.parametrize(

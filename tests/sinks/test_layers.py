@@ -188,6 +188,18 @@ def test_numbers_that_are_no_range_are_listed() -> None:
     assert layer_groups.name_of_all(["a.0.b1", "a.2.b1", "a.3.b1"]) == "a.0,2-3.b1"
 
 
+def test_a_sign_in_a_path_is_not_taken_for_a_number(build: Builder) -> None:
+    point = blocks(build)
+    point.facts["layers"]["lines"][0]["key"]["path"] = "stage.#.conv"
+    labels = {layer.label for layer in layer_groups.merged(point)}
+    assert {"stage.#.conv", "stage.1-2.conv ×2"} <= labels
+
+
+def test_numbers_of_any_length_in_a_path_are_no_error() -> None:
+    digits = "7" * 5000
+    assert layer_groups.name_of_all([f"a.0.b{digits}", f"a.1.b{digits}"]) == f"a.0-1.b{digits}"
+
+
 def test_the_page_of_layers_has_three_figures_with_their_names(build: Builder) -> None:
     record = build.record(build.point(), blocks(build))
     page = report_page.of_run(record, ["console"]).decode()

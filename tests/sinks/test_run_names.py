@@ -122,6 +122,23 @@ def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
     assert params["model"] == "vgg16"
 
 
+def test_axes_are_parameters_however_many_others_there_are(make_record):
+    axes = {"optimizer.lr": "0.1", "weight_decay": "0.01"}
+    membership = SweepMembership(uid="u", job=0, axes=axes)
+    command = [f"custom.key{number}={number}" for number in range(30)]
+    record = make_record(command=command, sweep=membership)
+    of_run = run_params.of_run(record)
+    sweep = Sweep(
+        uid="u",
+        name="x",
+        started="",
+        children=[SweepChild(job=0, name="x", directory="x", status=Status.OK, axes=axes)],
+    )
+    assert len(of_run) == run_params.MOST
+    assert axes.items() <= of_run.items()
+    assert axes.items() <= run_params.of_sweep(sweep, [record]).items()
+
+
 @pytest.mark.parametrize("name", ["mlflow.user", "perfexp.kind", "gpu", "a/b", "é"])
 def test_a_tag_that_is_taken_is_refused_and_never_sent(name):
     assert descriptions.tag_fault(name)
