@@ -2,19 +2,31 @@
 
 import csv
 import itertools
+import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfexp import commands
 from perfexp.commands.reproduce import _found_batches
 from perfexp.errors import UserError
 from perfexp.main import main
+from perfexp.orchestration import supervisor
 from perfexp.orchestration.preparation import is_finished
 from perfexp.plan import config, plan_file
-from perfexp.prediction.largest_batch import MOST_TRIALS, TRIALS, Trial, bracket, next_batch, resolved, trial_keys
+from perfexp.prediction.largest_batch import (
+    MOST_TRIALS,
+    TRIALS,
+    Trial,
+    bracket,
+    failures,
+    next_batch,
+    resolved,
+    trial_keys,
+)
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, read_points, trial_key
+from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, layers_key, read_points, trial_key
 
 CAPACITY = 80e9
 WEIGHTS = 3e8
@@ -85,7 +97,7 @@ def test_trials_are_due_until_the_edge_is_known():
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [4])
     tried.append(point(4))
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [5])
-    tried.append(point(5, Status.KILLED))
+    tried.append(point(5, Status.OOM_PREDICTED))
     assert sizes(tried) == ([2, 4, 2, 4], [])
 
 
@@ -99,6 +111,61 @@ def test_a_measurement_out_of_memory_is_a_trial_and_the_search_goes_on():
 
 def test_a_measured_batch_is_final_without_its_trials():
     assert sizes([point(3, of_trial=False, **{TRIALS: [{"batch_size": 3}]})]) == ([2, 3, 2, 3], [])
+
+
+@pytest.mark.parametrize("batch", [LARGEST, 5])
+@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT, Status.KILLED, Status.UNSUPPORTED])
+def test_a_trial_that_fails_otherwise_ends_the_search_without_a_batch(batch, status):
+    tried = [*([point(4)] if batch else []), point(batch, status)]
+    tried[-1].error = "why"
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [])
+    wanted = [*WANTED, layers_key(WANTED[1]), replace(WANTED[1], phase="ttfp")]
+    timed, other, layers = failures(wanted, tried)
+    assert [one.key for one in (timed, other, layers)] == [WANTED[1], WANTED[3], layers_key(WANTED[1])]
+    assert {(one.status, one.error) for one in (timed, other, layers)} == {(status, "why")}
+    assert [one["batch_size"] for one in timed.facts[TRIALS]] == [one.key.batch_size for one in tried]
+    assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], []), "a record has no other trials"
+
+
+def test_a_model_that_does_not_even_load_has_no_largest_batch():
+    [timed, _] = failures(WANTED, [point(LARGEST, Status.OOM)])
+    assert timed.status is Status.OOM
+    assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], [])
+
+
+def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, monkeypatch):
+    def choose(results):
+        return supervisor.Chosen(resolved(WANTED[1::2], results), [], [], [], trial_keys(WANTED, results))
+
+    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
+    workers = []
+    monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
+    job = supervisor.Job(paths=RunPaths(tmp_path), plan_sha256="", timed=(), choose=choose)
+    for replicate in range(2):
+        supervisor.measure(job, replicate)
+    assert workers == [["--what=trials", "--replicate=0"]] * 2
+    assert [(one.key, one.status, one.error) for one in supervisor.results(job)] == [
+        (key, ending.status, ending.text) for key in WANTED[1::2]
+    ]
+
+
+@pytest.mark.parametrize("batch", [-4, -3, 1 << 40])
+def test_batches_that_cannot_be_are_ignored(batch):
+    tried = [point(4), point(batch), point(batch, Status.OOM), point(LARGEST)]
+    assert sizes(tried) == sizes([point(4)])
+    facts = {TRIALS: [{"batch_size": size, "status": "oom"} for size in (batch, True, 4)]}
+    wanted = [WANTED[1]]
+    assert [key.batch_size for key in trial_keys(wanted, [point(8, Status.OOM, of_trial=False, **facts)])] == [2]
+    assert resolved(wanted, [point(batch, of_trial=False, **facts)]) == wanted
+
+
+@pytest.mark.parametrize("size", ["x", 5e-324, -1, math.inf, math.nan, True, [], 10**400])
+def test_memory_sizes_that_cannot_be_are_ignored(size):
+    tried = [point(4, capacity_bytes=size)]
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [8])
+    tried = [point(4)]
+    tried[0].metrics[0].value = size
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [8])
 
 
 @pytest.mark.parametrize("hostile", [None, "x", [1], [{"batch_size": "1", "status": {}}], [{}]])
