@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from perfexp.prediction.largest_batch import (
 )
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, layers_key, read_points, trial_key
+from perfexp.records.sweep_record import Sweep
+from perfexp.tracking import payload, run_params
 
 CAPACITY = 80e9
 WEIGHTS = 3e8
@@ -242,6 +245,33 @@ def test_a_device_without_a_memory_size_is_one_line(run):
     assert not Path("x").exists()
 
 
+def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
+    plan = {
+        "data": {"name": "synthetic"},
+        "batch_size": [8, "max"],
+        "model": {"name": "unet"},
+        "mode": {"name": "both"},
+    }
+    record = make_record(plan=plan, phases=("train", "inference"), batches=(8,))
+    unknown = Point(key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED)
+    record.points.insert(2, unknown)
+    run = payload.of_run(record, tmp_path)
+    assert run.params["phase"] == "train, inference"
+    assert "batch_size" not in run.params
+    assert run.name == "unet both 224 b8-max"
+    assert [one.identity["perfexp.batch_size"] for one in run.children] == ["8", "8", "1"], "with the cold start"
+    assert [one.name for one in run.datasets] == ["synthetic 224x224 b8"]
+    [table] = [json.loads(one.content) for one in run.files if one.source is None]
+    assert [line[table["columns"].index("batch_size")] for line in table["data"]] == [8, 8]
+    sweep = Sweep(uid="s", name="model", started=record.started, jobs=2)
+    assert run_params.of_sweep(sweep, [make_record(batches=(1, 8))])["batch_size"] == "1, 8"
+    assert "batch_size" not in run_params.of_sweep(sweep, [make_record(), record])
+    record.points = [unknown]
+    alone = payload.of_run(record, tmp_path)
+    assert (alone.status, alone.first_tags, alone.datasets) == ("KILLED", {}, [])
+    assert not any(" 0 " in f" {text} " or "b0" in text for text in [alone.name, *alone.params.values()])
+
+
 def test_predictions_name_the_batch_instead(capsys):
     assert commands.run(["predict", "model=fake", "gpu=fake", "batch_size=max"]) == 2
     assert "prints the largest batch" in capsys.readouterr().err
@@ -250,6 +280,8 @@ def test_predictions_name_the_batch_instead(capsys):
 def test_the_batches_of_a_record_are_measured_again(make_record):
     plan = {"batch_size": "max", "mode": {"train": None, "inference": {"batch_size": None}}}
     assert _found_batches(make_record(batches=(24,), plan=plan)) == ["mode.inference.batch_size=[24]", "batch_size=1"]
+    assert _found_batches(make_record(batches=(LARGEST, 8), plan=plan))[0] == "mode.inference.batch_size=[8]"
+    assert _found_batches(make_record(batches=(LARGEST,), plan=plan))[0] == "mode.inference.batch_size=max"
     plan["mode"]["inference"]["batch_size"] = 3
     assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
     plan["mode"] |= {"train._target_=os.system": {"batch_size": "max"}}
