@@ -137,8 +137,10 @@ def test_a_model_that_does_not_even_load_has_no_largest_batch():
 
 
 def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, monkeypatch):
+    wanted = [*WANTED[1::2], replace(WANTED[1], phase="inference")]
+
     def choose(results):
-        return supervisor.Chosen(resolved(WANTED[1::2], results), [], [], [], trial_keys(WANTED, results))
+        return supervisor.Chosen(resolved(wanted, results), [], [], [], trial_keys(wanted, results))
 
     ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
     workers = []
@@ -146,9 +148,9 @@ def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, m
     job = supervisor.Job(paths=RunPaths(tmp_path), plan_sha256="", timed=(), choose=choose)
     for replicate in range(2):
         supervisor.measure(job, replicate)
-    assert workers == [["--what=trials", "--replicate=0"]] * 2
+    assert workers == [["--what=trials", "--replicate=0"]] * 3, "the second search begins as well"
     assert [(one.key, one.status, one.error) for one in supervisor.results(job)] == [
-        (key, ending.status, ending.text) for key in WANTED[1::2]
+        (key, ending.status, ending.text) for key in wanted
     ]
 
 

@@ -191,7 +191,7 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
-            _abandon(job.paths, still, ending)
+            _abandon(job.paths, still[:1] if what == "trials" else still, ending)  # a worker makes one trial
 
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:

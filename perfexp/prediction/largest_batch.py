@@ -24,8 +24,8 @@ _STEP_DOWN = 0.005
 _USED = ("memory/device_bytes", "memory/reserved_peak_bytes", "memory/peak_bytes")
 #: Fact of a timed point: the trials of the search for its batch.
 TRIALS = "batch_trials"
-#: Statuses by which a batch fits or does not; any other one ends the search without a batch.
-_OUTCOMES = (Status.OK, Status.OOM, Status.OOM_PREDICTED)
+#: Statuses of a batch that does not fit; any other one than these and `ok` ends the search without a batch.
+_TOO_LARGE = (Status.OOM, Status.OOM_PREDICTED)
 #: Limit on a size of a memory, beyond all devices.
 _MOST_BYTES = 1 << 63
 
@@ -153,12 +153,11 @@ class _Search:
     def __init__(self, key: Key, results: Collection[Point]) -> None:
         tried = [one for one in results if _search(one.key) == trial_key(key)]
         timed = [one for one in results if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)]
-        too_large = [one for one in timed if one.status in _OUTCOMES[1:]]
-        measured = [one.key.batch_size for one in timed if one not in too_large]
-        self._measured = [batch for batch in measured if _is_batch(batch)]
+        with_batch = [one for one in timed if _is_batch(one.key.batch_size)]
+        self._measured = [one.key.batch_size for one in with_batch if one.status not in _TOO_LARGE]
         facts = list(map(_fact, tried)) or (timed[0].facts[TRIALS] if timed else [])
-        facts = [*facts, *(_fact(one) for one in too_large if not one.key.replicate)]
-        self.facts = list(filter(_is_fact, facts))
+        again = [_fact(one) for one in with_batch if one.status in _TOO_LARGE and not one.key.replicate]
+        self.facts = list(filter(_is_fact, [*facts, *again]))
         capacities = (_valid_bytes(one.facts.get("capacity_bytes")) for one in tried)
         self._capacity = next(filter(None, capacities), None)
 
@@ -197,12 +196,13 @@ def _is_fact(one: object) -> bool:
     """Whether a trial of a record, which may be anything, is one; the first batch of a failed search may be unknown."""
     if not isinstance(one, dict) or one.get("status") not in list(Status):
         return False
-    is_unknown = one.get("batch_size") == LARGEST and one["status"] != Status.OK
-    return (is_unknown or _is_batch(one.get("batch_size"))) and isinstance(one.get("error"), str | None)
+    batch = one.get("batch_size")
+    is_unknown = type(batch) is int and batch == LARGEST and one["status"] != Status.OK
+    return (is_unknown or _is_batch(batch)) and isinstance(one.get("error"), str | None)
 
 
 def _is_outcome(fact: Mapping[str, Any]) -> bool:
-    return fact["status"] in _OUTCOMES and fact["batch_size"] != LARGEST
+    return fact["status"] in (Status.OK, *_TOO_LARGE) and fact["batch_size"] != LARGEST
 
 
 def _fact(point: Point) -> dict[str, Any]:
