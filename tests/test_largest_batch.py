@@ -2,19 +2,34 @@
 
 import csv
 import itertools
+import json
+import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfexp import commands
 from perfexp.commands.reproduce import _found_batches
 from perfexp.errors import UserError
 from perfexp.main import main
+from perfexp.orchestration import supervisor
 from perfexp.orchestration.preparation import is_finished
 from perfexp.plan import config, plan_file
-from perfexp.prediction.largest_batch import MOST_TRIALS, TRIALS, Trial, bracket, next_batch, resolved, trial_keys
+from perfexp.prediction.largest_batch import (
+    MOST_TRIALS,
+    TRIALS,
+    Trial,
+    bracket,
+    failures,
+    next_batch,
+    resolved,
+    trial_keys,
+)
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, read_points, trial_key
+from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, layers_key, read_points, trial_key
+from perfexp.records.sweep_record import Sweep
+from perfexp.tracking import payload, run_params
 
 CAPACITY = 80e9
 WEIGHTS = 3e8
@@ -85,7 +100,7 @@ def test_trials_are_due_until_the_edge_is_known():
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [4])
     tried.append(point(4))
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [5])
-    tried.append(point(5, Status.KILLED))
+    tried.append(point(5, Status.OOM_PREDICTED))
     assert sizes(tried) == ([2, 4, 2, 4], [])
 
 
@@ -99,6 +114,63 @@ def test_a_measurement_out_of_memory_is_a_trial_and_the_search_goes_on():
 
 def test_a_measured_batch_is_final_without_its_trials():
     assert sizes([point(3, of_trial=False, **{TRIALS: [{"batch_size": 3}]})]) == ([2, 3, 2, 3], [])
+
+
+@pytest.mark.parametrize("batch", [LARGEST, 5])
+@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT, Status.KILLED, Status.UNSUPPORTED])
+def test_a_trial_that_fails_otherwise_ends_the_search_without_a_batch(batch, status):
+    tried = [*([point(4)] if batch else []), point(batch, status)]
+    tried[-1].error = "why"
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [])
+    wanted = [*WANTED, layers_key(WANTED[1]), replace(WANTED[1], phase="ttfp")]
+    timed, other, layers = failures(wanted, tried)
+    assert [one.key for one in (timed, other, layers)] == [WANTED[1], WANTED[3], layers_key(WANTED[1])]
+    assert {(one.status, one.error) for one in (timed, other, layers)} == {(status, "why")}
+    assert [one["batch_size"] for one in timed.facts[TRIALS]] == [one.key.batch_size for one in tried]
+    assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], []), "a record has no other trials"
+
+
+def test_a_model_that_does_not_even_load_has_no_largest_batch():
+    [timed, _] = failures(WANTED, [point(LARGEST, Status.OOM)])
+    assert timed.status is Status.OOM
+    assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], [])
+
+
+def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, monkeypatch):
+    wanted = [*WANTED[1::2], replace(WANTED[1], phase="inference")]
+
+    def choose(results):
+        return supervisor.Chosen(resolved(wanted, results), [], [], [], trial_keys(wanted, results))
+
+    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
+    workers = []
+    monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
+    job = supervisor.Job(paths=RunPaths(tmp_path), plan_sha256="", timed=(), choose=choose)
+    for replicate in range(2):
+        supervisor.measure(job, replicate)
+    assert workers == [["--what=trials", "--replicate=0"]] * 3, "the second search begins as well"
+    assert [(one.key, one.status, one.error) for one in supervisor.results(job)] == [
+        (key, ending.status, ending.text) for key in wanted
+    ]
+
+
+@pytest.mark.parametrize("batch", [-4, -3, 1 << 40])
+def test_batches_that_cannot_be_are_ignored(batch):
+    tried = [point(4), point(batch), point(batch, Status.OOM), point(LARGEST)]
+    assert sizes(tried) == sizes([point(4)])
+    facts = {TRIALS: [{"batch_size": size, "status": "oom"} for size in (batch, True, 4)]}
+    wanted = [WANTED[1]]
+    assert [key.batch_size for key in trial_keys(wanted, [point(8, Status.OOM, of_trial=False, **facts)])] == [2]
+    assert resolved(wanted, [point(batch, of_trial=False, **facts)]) == wanted
+
+
+@pytest.mark.parametrize("size", ["x", 5e-324, -1, math.inf, math.nan, True, [], 10**400])
+def test_memory_sizes_that_cannot_be_are_ignored(size):
+    tried = [point(4, capacity_bytes=size)]
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [8])
+    tried = [point(4)]
+    tried[0].metrics[0].value = size
+    assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [8])
 
 
 @pytest.mark.parametrize("hostile", [None, "x", [1], [{"batch_size": "1", "status": {}}], [{}]])
@@ -175,6 +247,33 @@ def test_a_device_without_a_memory_size_is_one_line(run):
     assert not Path("x").exists()
 
 
+def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
+    plan = {
+        "data": {"name": "synthetic"},
+        "batch_size": [8, "max"],
+        "model": {"name": "unet"},
+        "mode": {"name": "both"},
+    }
+    record = make_record(plan=plan, phases=("train", "inference"), batches=(8,))
+    unknown = Point(key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED)
+    record.points.insert(2, unknown)
+    run = payload.of_run(record, tmp_path)
+    assert run.params["phase"] == "train, inference"
+    assert "batch_size" not in run.params
+    assert run.name == "unet both 224 b8-max"
+    assert [one.identity["perfexp.batch_size"] for one in run.children] == ["8", "8", "1"], "with the cold start"
+    assert [one.name for one in run.datasets] == ["synthetic 224x224 b8"]
+    [table] = [json.loads(one.content) for one in run.files if one.source is None]
+    assert [line[table["columns"].index("batch_size")] for line in table["data"]] == [8, 8]
+    sweep = Sweep(uid="s", name="model", started=record.started, jobs=2)
+    assert run_params.of_sweep(sweep, [make_record(batches=(1, 8))])["batch_size"] == "1, 8"
+    assert "batch_size" not in run_params.of_sweep(sweep, [make_record(), record])
+    record.points = [unknown]
+    alone = payload.of_run(record, tmp_path)
+    assert (alone.status, alone.first_tags, alone.datasets) == ("KILLED", {}, [])
+    assert not any(" 0 " in f" {text} " or "b0" in text for text in [alone.name, *alone.params.values()])
+
+
 def test_predictions_name_the_batch_instead(capsys):
     assert commands.run(["predict", "model=fake", "gpu=fake", "batch_size=max"]) == 2
     assert "prints the largest batch" in capsys.readouterr().err
@@ -183,6 +282,8 @@ def test_predictions_name_the_batch_instead(capsys):
 def test_the_batches_of_a_record_are_measured_again(make_record):
     plan = {"batch_size": "max", "mode": {"train": None, "inference": {"batch_size": None}}}
     assert _found_batches(make_record(batches=(24,), plan=plan)) == ["mode.inference.batch_size=[24]", "batch_size=1"]
+    assert _found_batches(make_record(batches=(LARGEST, 8), plan=plan))[0] == "mode.inference.batch_size=[8]"
+    assert _found_batches(make_record(batches=(LARGEST,), plan=plan))[0] == "mode.inference.batch_size=max"
     plan["mode"]["inference"]["batch_size"] = 3
     assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
     plan["mode"] |= {"train._target_=os.system": {"batch_size": "max"}}

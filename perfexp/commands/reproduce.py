@@ -35,7 +35,7 @@ from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import TIMED, Record, Status
+from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.sweep import seeks_batch
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
@@ -200,8 +200,8 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
             raise UserError("Each size of this record has a largest batch of its own: type batch_size=max or =N.")
-        batches = sorted({key.batch_size for key in points})
-        overrides.append(f"{key}={batches}".replace(" ", ""))
+        batches = sorted({key.batch_size for key in points} - {LARGEST})
+        overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))
     return [*overrides, *(["batch_size=1"] if seeks_batch(shared) else [])]
 
 

@@ -17,7 +17,7 @@ from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, SilenceError, WorkerProcess, worker_command
-from perfexp.prediction.largest_batch import TRIALS
+from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths, append_line
@@ -182,13 +182,16 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
+        if job.choose is not None and (failed := failures(left, read_points(job.paths.points))):
+            _append(job.paths, failed)
+            continue
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = _left(job, what, replicate)
         fruitless = fruitless + 1 if still == left else 0
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
-            _abandon(job.paths, still, ending)
+            _abandon(job.paths, still[:1] if what == "trials" else still, ending)  # a worker makes one trial
 
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from perfexp.records.record import LARGEST, Key, Point, Status, trial_key
+from perfexp.records.record import LARGEST, Key, Point, Status, timed_key, trial_key
 from perfexp.sweep import MOST_SAMPLES
 
 #: Limit on the fresh processes of one search.
@@ -24,6 +24,10 @@ _STEP_DOWN = 0.005
 _USED = ("memory/device_bytes", "memory/reserved_peak_bytes", "memory/peak_bytes")
 #: Fact of a timed point: the trials of the search for its batch.
 TRIALS = "batch_trials"
+#: Statuses of a batch that does not fit; any other one than these and `ok` ends the search without a batch.
+_TOO_LARGE = (Status.OOM, Status.OOM_PREDICTED)
+#: Limit on a size of a memory, beyond all devices.
+_MOST_BYTES = 1 << 63
 
 
 class Trial(NamedTuple):
@@ -114,6 +118,24 @@ def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
     return search.facts if search.found == key.batch_size else []
 
 
+def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
+    """Return results for points whose batch stays unknown: a trial failed for another reason than too little memory."""
+    points = []
+    for key in (key for key in keys if key.batch_size == LARGEST):
+        timed = replace(key, phase="inference") if key.phase == "ttfp" else timed_key(key)
+        search = _Search(_search(timed), results)
+        if failed := search.failed:
+            facts = {TRIALS: search.facts} if key.is_timed else {}
+            points.append(Point(key=key, status=Status(failed["status"]), error=failed.get("error"), facts=facts))
+    return points
+
+
+def outcomes(facts: Iterable[Mapping[str, Any]]) -> list[Trial]:
+    """Return the trials among facts that show whether their batch fits."""
+    known = filter(_is_outcome, facts)
+    return [Trial(one["batch_size"], one["status"] == Status.OK, _valid_bytes(one.get("used_bytes"))) for one in known]
+
+
 def _search(key: Key) -> Key:
     return replace(key, batch_size=LARGEST, replicate=0)
 
@@ -131,32 +153,56 @@ class _Search:
     def __init__(self, key: Key, results: Collection[Point]) -> None:
         tried = [one for one in results if _search(one.key) == trial_key(key)]
         timed = [one for one in results if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)]
-        before = timed[0].facts[TRIALS] if timed else []
-        self._measured = [one.key.batch_size for one in timed if one.status is not Status.OOM]
-        self.facts = [_fact(one) for one in tried] or list(filter(_is_fact, before))
-        self.facts += [_fact(one) for one in timed if one.status is Status.OOM and not one.key.replicate]
-        self._capacity = next((one.facts.get("capacity_bytes") for one in tried), None)
+        with_batch = [one for one in timed if _is_batch(one.key.batch_size)]
+        self._measured = [one.key.batch_size for one in with_batch if one.status not in _TOO_LARGE]
+        facts = list(map(_fact, tried)) or (timed[0].facts[TRIALS] if timed else [])
+        again = [_fact(one) for one in with_batch if one.status in _TOO_LARGE and not one.key.replicate]
+        self.facts = list(filter(_is_fact, [*facts, *again]))
+        capacities = (_valid_bytes(one.facts.get("capacity_bytes")) for one in tried)
+        self._capacity = next(filter(None, capacities), None)
 
     @cached_property
     def _trials(self) -> list[Trial]:
-        return [Trial(one["batch_size"], one["status"] == Status.OK, one.get("used_bytes")) for one in self.facts]
+        return outcomes(self.facts)
+
+    @property
+    def failed(self) -> dict[str, Any] | None:
+        """The trial that ended the search without a batch."""
+        return None if self._measured else next((one for one in self.facts if not _is_outcome(one)), None)
 
     @property
     def upcoming(self) -> int | None:
-        if self._measured:
+        if self._measured or self.failed:
             return None
         return next_batch(self._trials, start=LARGEST, capacity_bytes=self._capacity)
 
     @property
     def found(self) -> int:
-        """The largest batch that fits, 1 if not even that one does; `LARGEST` until the search is over."""
+        """The largest batch that fits, 1 if not even that one does; `LARGEST` while unknown, or if a trial failed."""
         if self._measured:
             return self._measured[0]
-        return LARGEST if self.upcoming is not None else bracket(self._trials)[0] or 1
+        return LARGEST if self.failed or self.upcoming is not None else bracket(self._trials)[0] or 1
+
+
+def _is_batch(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST_SAMPLES
+
+
+def _valid_bytes(value: Any) -> float | None:
+    return value if type(value) in (int, float) and 1 <= value <= _MOST_BYTES else None
 
 
 def _is_fact(one: object) -> bool:
-    return isinstance(one, dict) and isinstance(one.get("batch_size"), int) and isinstance(one.get("status"), str)
+    """Whether a trial of a record, which may be anything, is one; the first batch of a failed search may be unknown."""
+    if not isinstance(one, dict) or one.get("status") not in list(Status):
+        return False
+    batch = one.get("batch_size")
+    is_unknown = type(batch) is int and batch == LARGEST and one["status"] != Status.OK
+    return (is_unknown or _is_batch(batch)) and isinstance(one.get("error"), str | None)
+
+
+def _is_outcome(fact: Mapping[str, Any]) -> bool:
+    return fact["status"] in (Status.OK, *_TOO_LARGE) and fact["batch_size"] != LARGEST
 
 
 def _fact(point: Point) -> dict[str, Any]:

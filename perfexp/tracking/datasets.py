@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfexp.host.credentials import hide
-from perfexp.records.record import Key, Record
+from perfexp.records.record import LARGEST, Key, Record
 from perfexp.summaries.subject import one_line
 from perfexp.tables.csv_tables import Cell
 from perfexp.tracking import run_names
@@ -33,7 +33,7 @@ class Dataset:
 
 
 def of_keys(record: Record, keys: Sequence[Key]) -> list[Dataset]:
-    """Return the data of some points, for each phase; none if the plan has no data."""
+    """Return the data of some points, for each phase; none if the plan has no data, or a batch is searched for."""
     node, choices = record.plan.get("data"), record.plan.get("choices")
     if not isinstance(node, Mapping):
         return []
@@ -42,6 +42,8 @@ def of_keys(record: Record, keys: Sequence[Key]) -> list[Dataset]:
     found = []
     for phase in dict.fromkeys(key.phase for key in keys if key.is_timed):
         of_phase = [key for key in keys if key.phase == phase]
+        if any(key.batch_size == LARGEST for key in of_phase):
+            continue
         name = clean(f"{one_line(str(kind))} {run_names.shape(of_phase)}", NAME_LENGTH)
         identity = json.dumps([source, name, record.plan.get("seed")], default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -55,6 +57,7 @@ def table(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, 
 
     MLflow groups the rows of several runs by the first column, and compares the second one.
     """
+    lines = [line for line in lines if line.get("batch_size") != LARGEST]  # a point whose batch is searched for
     if not lines:
         return [], {}
     lines = [{"point": _point(line), "median_ms": line.get("median_ms"), **line} for line in lines]

@@ -18,7 +18,7 @@ from perfexp.comparison import comparison_table
 from perfexp.comparison.document import Comparison
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
-from perfexp.records.record import Artifact, Key, Point, Record, Status
+from perfexp.records.record import LARGEST, Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
@@ -107,7 +107,7 @@ def of_run(record: Record, folder: Path) -> Payload:
         note=descriptions.of_run(record, table, skipped),
         files=[*files, *points],
         parent=_parent(record),
-        children=[_of_points(record, part) for part in parts] if len(parts) > 1 else [],
+        children=[_of_points(record, part) for part in parts if part.batch_size != LARGEST] if len(parts) > 1 else [],
     )
 
 

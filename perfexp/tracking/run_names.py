@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perfexp.records.record import Key, Record
+from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line, subject
 
@@ -104,7 +104,9 @@ def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
 
 
 def _batches(keys: Sequence[Key]) -> str:
-    return f"b{_range([str(size) for size in sorted({key.batch_size for key in keys})])}" if keys else ""
+    """The range of batch sizes, which ends with `max` while the largest one is searched for."""
+    in_order = sorted(keys, key=lambda key: (key.batch_size == LARGEST, key.batch_size))
+    return f"b{_range([key.batch_label for key in in_order])}" if keys else ""
 
 
 def shape(keys: Sequence[Key]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from perfexp.diagnosis.environment import fact_at
-from perfexp.records.record import Key, Record
+from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import subject
 from perfexp.tracking.descriptions import NAME_LENGTH, PARAM_LENGTH, allowed, clean, fact
@@ -37,13 +37,19 @@ def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
         "mode": about.mode,
         "precision": about.precision,
         "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
-        "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
+        "batch_size": _batch_sizes(keys),
         "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
         "device": about.device or "",
         "torch": fact(record.environment, "torch"),
         "cudnn": fact(record.environment, "cudnn"),
     }
     return _cleaned(named)
+
+
+def _batch_sizes(keys: Sequence[Key]) -> str:
+    """The batch sizes of some points; empty while one is searched for, as a parameter is never changed."""
+    sizes = dict.fromkeys(key.batch_size for key in keys)
+    return "" if LARGEST in sizes else ", ".join(map(str, sizes))
 
 
 def of_run(record: Record) -> dict[str, str]:
@@ -59,7 +65,8 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     """Return the parameters of a sweep: its axes and those of its runs, each with all of its values."""
     children = sorted(sweep.children, key=lambda child: child.job)
     axes = _joined({_AXES.get(name, name): text for name, text in child.axes.items()} for child in children)
-    return _cleaned({**_joined(map(of_run, records)), **axes}, axes)
+    sizes = _batch_sizes([point.key for record in records for point in record.points])
+    return _cleaned({**_joined(map(of_run, records)), "batch_size": sizes, **axes}, axes)
 
 
 def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from perfexp.errors import Unsupported, UserError
 from perfexp.plan import config
-from perfexp.prediction.largest_batch import SMALLEST, TRIALS, Trial, bracket
+from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
@@ -63,7 +63,7 @@ def _outcome(point: Point) -> str:
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
     """Add the trials of its batch to a timed point: as facts, their number, and the smallest batch that did not fit."""
     point.facts[TRIALS] = list(trials)
-    _, fails = bracket(Trial(one["batch_size"], one["status"] == Status.OK) for one in trials)
+    _, fails = bracket(outcomes(trials))
     failed = next((one for one in trials if one["batch_size"] == fails), None)
     reason = None if failed else f"not reached in {len(trials)} trials"
     point.metrics += [
