@@ -175,6 +175,22 @@ def test_figures_have_the_unit_of_what_they_count(name: str, unit: str, value: f
     assert metric_text(ranged) == f"{text} ± 10 %"
 
 
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(name="call_seconds", unit="seconds", value=5.44e-3, low=3.88e-3, high=7.01e-3), "3.88 … 7.01 ms"),
+        (Metric(name="lag_seconds", unit="seconds", value=1e-3, low=4e-4, high=1.6e-3), "400 µs … 1.60 ms"),
+        (Metric(name="used_bytes", unit="bytes", value=2**30, low=2**29, high=2**31), "512 MiB … 2.00 GiB"),
+        (Metric(name="work/flops", unit="1", value=2e9, low=1e9, high=3e9), "1.00 … 3.00 GFLOP"),
+        (Metric(name="mfu", unit="1", value=0.4, low=0.2, high=0.6), "20 … 60 %"),
+        (Metric(name="energy/per_call_joules", unit="joules", value=2.0, low=1.0, high=3.0), "1.00 … 3.00 J"),
+        (Metric(name="train/loss_first", unit="1", value=2.0, low=1.0, high=3.0), "1.00 … 3.00"),
+    ],
+)
+def test_the_ends_of_a_wide_interval_are_in_the_unit_of_the_value(metric: Metric, text: str) -> None:
+    assert metric_text(metric).endswith(f" ({text})")
+
+
 def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:
     rate = Metric(name="work/flops_per_second", value=6.5e12, unit="1/s")
     lines = shown(build, build.point(metrics=[rate, Metric(name="mfu", value=0.045, unit="1")]))
