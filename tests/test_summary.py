@@ -8,6 +8,7 @@ import pytest
 from perfexp.records import growth, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.statistics import estimators
+from perfexp.summaries import remarks
 
 SIZES = range(224, 513, 32)
 
@@ -55,6 +56,17 @@ def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record)
         assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
         assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
     assert found[2].fit.exponent is None
+
+
+def test_noise_is_not_a_scaling_model(make_record):
+    calls = {224: 60, 256: 4, 288: 4, 320: 4}
+    noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
+    short = [point(0.2, size, calls=count) for size, count in calls.items()]
+    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 4 medians have no interval")):
+        rows = summary.rows(make_record(points=points))
+        (line,) = remarks.scaling_lines(rows)
+        assert line.startswith(f"latency: growth with the size not determined: {reason}")
+    assert not growth.scalings(summary.rows(make_record(points=[point(0.2, size) for size in SIZES])))[0].doubt
 
 
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
+#: Scatter around a scaling model above which it describes noise.
+_SCATTER_MOST = 0.2
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
 #: Relative drop of the samples per second from a smaller to a larger batch that is worth a warning.
@@ -53,12 +55,14 @@ class Scaling:
         keys: keys of all sizes, smallest first.
         time_kind: name of the fitted time.
         fit: model of the seconds per call over megapixels.
+        doubt: why the model does not show how the time grows, such as a large scatter; empty if it does.
     """
 
     key: Key
     keys: tuple[Key, ...]
     time_kind: str
     fit: scaling.ScalingFit
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +93,17 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
                 [_ERROR_UNKNOWN if width is None else width for width in widths],
             )
             keys = tuple(each.key for each in group)
-            found.append(Scaling(key=keys[-1], keys=keys, time_kind=group[0].time_kind or "", fit=fit))
+            kind, doubt = group[0].time_kind or "", _doubt(widths, fit.scatter)
+            found.append(Scaling(key=keys[-1], keys=keys, time_kind=kind, fit=fit, doubt=doubt))
     return found
+
+
+def _doubt(widths: Sequence[float | None], scatter: float) -> str:
+    """Why medians with such half-widths do not show how the time grows; empty if they do."""
+    unknown = widths.count(None)
+    few = f"{unknown} of {len(widths)} medians have no interval" if unknown > len(widths) / 2 else ""
+    wide = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
+    return ", ".join(filter(None, (few, wide)))
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:

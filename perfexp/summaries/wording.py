@@ -261,6 +261,8 @@ def scaling_text(scaling: Scaling) -> str:
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
+    if scaling.doubt:
+        return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
     fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
