@@ -151,6 +151,16 @@ def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_named(make_record):
     assert "batch_size=32" in found[64].help
 
 
+def test_rates_fall_only_by_intervals_and_the_best_of_all_is_recommended(make_record):
+    seconds = {1: 0.010, 8: 0.160, 32: 0.060}  # 100, 50 and 533 samples/s
+    for calls, expected in ((60, {8: "batch_size=32"}), (4, {})):
+        points = [point(value, batch=batch, calls=calls) for batch, value in seconds.items()]
+        doubts = {row.key.batch_size: row.doubts for row in summary.rows(make_record(points=points))}
+        falling = {batch: doubt for batch, of in doubts.items() for doubt in of if doubt.code == "rate_falls"}
+        assert falling.keys() == expected.keys()
+        assert all(expected[batch] in doubt.help for batch, doubt in falling.items())
+
+
 def test_small_dips_and_falls_within_the_intervals_are_no_reason_for_doubt(make_record):
     dips = [point(0.01 * (1.04 if size % 64 else 0.96), size) for size in SIZES]
     assert not unexpected(summary.rows(make_record(points=dips)))

@@ -223,17 +223,18 @@ def _peak(row: Row) -> float | None:
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Batch sizes with fewer samples per second than a smaller batch."""
+    """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
     for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
-        rated = [(row, rate) for row in group if (rate := row.samples_per_second)]
+        rated = [(row, rate) for row in group if (rate := row.samples_per_second) and rate.low is not None]
+        fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
         for row, rate in rated:
             smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
             if not smaller:
                 continue
-            best, most = max(smaller, key=lambda other: other[1].value)
+            below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
-                batch = best.key.batch_size
-                yield row.key, diagnostics.make("rate_falls", ratio=rate.value / most.value, batch=batch)
+                ratio, batch = rate.value / most.value, below.key.batch_size
+                yield row.key, diagnostics.make("rate_falls", ratio=ratio, batch=batch, fastest=fastest)
 
 
 def _median(row: Row) -> estimators.Interval:
