@@ -166,6 +166,11 @@ def scope(rows: Iterable[Row]) -> str:
     timed = [row for row in rows if row.time]
     if not timed:
         return ""
+    if cut := [row for row in timed if row.unfinished]:
+        fewest = min(cut, key=lambda row: row.processes)
+        where = "" if len(cut) == len(timed) else f" at {len(cut)} of {len(timed)} points"
+        planned = fewest.processes + fewest.unfinished
+        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR"
     alone = [row for row in timed if row.processes == 1]
     runs, spread = min(row.runs for row in timed), _spread_text(timed)
     if runs + 1 >= variance.LEAST_RUNS or (runs and alone):

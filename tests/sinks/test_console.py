@@ -122,6 +122,7 @@ def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) 
     points = [interrupted(1, 0), interrupted(2, 0), build.point(batch=1, replicate=1), interrupted(1, 2)]
     lines = shown(build, *points).splitlines()
     assert re.search(r"1 +62\.\d ms ± .*", lines[3])
+    assert "  ± 1 of 3 processes: continue with resume=DIR" in lines
     assert lines[lines.index("not measured") + 1 :][:2] == [
         "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",
         "  inference · 224 · batch 2 · fp32: interrupted: the run was interrupted",
