@@ -29,8 +29,12 @@ _COUNTED = {
     "bytes_per_second": "B/s",
 }
 #: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
+#: Times among energies are named as times, and the sum of the layers minus the call as a difference, not a share.
 _TITLES = {
     "algorithm/flops_share": "algorithm coverage",
+    "energy/call_seconds": "energy/time of a call",
+    "energy/queued_call_seconds": "energy/time of a queued call",
+    "layers/closure": "layers − call",
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",

@@ -18,7 +18,7 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
-from perfexp.summaries.wording import metric_text
+from perfexp.summaries.wording import metric_text, metric_title
 
 
 class Terminal(io.StringIO):
@@ -190,6 +190,12 @@ def test_figures_have_the_unit_of_what_they_count(name: str, unit: str, value: f
 )
 def test_the_ends_of_a_wide_interval_are_in_the_unit_of_the_value(metric: Metric, text: str) -> None:
     assert metric_text(metric).endswith(f" ({text})")
+
+
+def test_titles_distinguish_times_from_energies_and_a_difference_from_a_share() -> None:
+    names = {"energy/call_seconds": "seconds", "energy/per_call_joules": "joules", "layers/closure": "1"}
+    titles = [metric_title(Metric(name=name, value=1.0, unit=unit)) for name, unit in names.items()]
+    assert titles == ["energy/time of a call", "energy/per_call", "layers − call"]
 
 
 def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:
