@@ -239,14 +239,16 @@ def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None
     assert "warning: batch 1 and 1 more measurement: no energy was measured, no meter: MIG is on" in text
 
 
-def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
+def test_existing_files_and_the_way_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
     files = {"record.json": "data", "time.png": "plots", "resnet50_sp_bs1_fp32_1_speed": "data"}
-    artifacts = [Artifact(path=path, kind=kind) for path, kind in files.items()]
-    console(out).show(build.record(build.point(), artifacts=artifacts), Path("out"), tracking="perfexp ui")
+    for name in files:
+        (tmp_path / name).touch()
+    artifacts = [Artifact(path=path, kind=kind) for path, kind in {**files, "removed.csv": "tables"}.items()]
+    console(out).show(build.record(build.point(), artifacts=artifacts), tmp_path, tracking="perfexp ui")
     assert out.getvalue().splitlines()[-5:] == [
         "files",
-        "  out/",
+        f"  {tmp_path}/",
         "  record.json, time.png, resnet50_sp_bs1_fp32_1_speed (images/s as JSON)",
         "tracking",
         "  perfexp ui",
