@@ -8,6 +8,7 @@ import pytest
 from perfexp.records import growth, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.statistics import estimators
+from perfexp.summaries import remarks
 
 SIZES = range(224, 513, 32)
 
@@ -55,6 +56,17 @@ def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record)
         assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
         assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
     assert found[2].fit.exponent is None
+
+
+def test_noise_is_not_a_scaling_model(make_record):
+    calls = {224: 60, 256: 4, 288: 4, 320: 4}
+    noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
+    short = [point(0.2, size, calls=count) for size, count in calls.items()]
+    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 4 medians have no interval")):
+        rows = summary.rows(make_record(points=points))
+        (line,) = remarks.scaling_lines(rows)
+        assert line.startswith(f"latency: growth with the size not determined: {reason}")
+    assert not growth.scalings(summary.rows(make_record(points=[point(0.2, size) for size in SIZES])))[0].doubt
 
 
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
@@ -137,6 +149,16 @@ def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_named(make_record):
     assert list(found) == [64]
     assert found[64].message == "reaches 0.75 of the samples/s of batch 32, which is smaller"
     assert "batch_size=32" in found[64].help
+
+
+def test_rates_fall_only_by_intervals_and_the_best_of_all_is_recommended(make_record):
+    seconds = {1: 0.010, 8: 0.160, 32: 0.060}  # 100, 50 and 533 samples/s
+    for calls, expected in ((60, {8: "batch_size=32"}), (4, {})):
+        points = [point(value, batch=batch, calls=calls) for batch, value in seconds.items()]
+        doubts = {row.key.batch_size: row.doubts for row in summary.rows(make_record(points=points))}
+        falling = {batch: doubt for batch, of in doubts.items() for doubt in of if doubt.code == "rate_falls"}
+        assert falling.keys() == expected.keys()
+        assert all(expected[batch] in doubt.help for batch, doubt in falling.items())
 
 
 def test_small_dips_and_falls_within_the_intervals_are_no_reason_for_doubt(make_record):

@@ -46,6 +46,15 @@ def test_each_run_is_compared_with_the_first_one():
     assert found.fastest == []
 
 
+def test_rates_too_are_compared_as_times():
+    sweep, records = swept([1.0], [0.8])
+    for series in (series for one in records for point in one.points for series in point.series):
+        series.name = "throughput"
+    (text,) = sweep_verdicts.of_sweep(sweep, records).ratios.values()
+    assert float(text.split()[0]) == pytest.approx(0.8, rel=0.01)
+    assert text.endswith("FASTER")
+
+
 def test_the_first_run_with_a_time_is_the_baseline():
     assert sweep_verdicts.of_sweep(*swept(None, [1.0], [0.8])).baseline == 1
 
@@ -96,11 +105,11 @@ def test_console_and_store_show_them():
     out = io.StringIO()
     Console(out=out, err=out, width=80).show_sweep(sweep, None, records)
     for text in (out.getvalue(), descriptions.of_sweep(sweep, records)):
-        assert "over run 0" in text
+        assert "time / run 0" in text
         assert "1 ▲, 1 ▼" in text
         assert "run 1: fastest at 1 of 2 points" in text
 
 
 def test_a_sweep_without_ratios_has_no_such_column():
     titles = [column.title for column in sweep_summary.runs(*swept([1.0], None)).columns]
-    assert not any("over run" in title for title in titles)
+    assert not any("/ run" in title for title in titles)

@@ -11,6 +11,7 @@ from perfexp.comparison import comparison_table, judging, pairing
 from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
+from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
@@ -30,8 +31,8 @@ class SweepVerdicts:
 
     Attributes:
         baseline: number of the run that the others are compared with; None if no two runs have a point in common.
-        ratios: ratio to the baseline with its verdict, or the number of each verdict over several points, by run's
-            number and phase.
+        ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
+            by run's number and phase.
         fastest: a line for each run that is the fastest at some of several points, or why there is no comparison.
     """
 
@@ -91,7 +92,9 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
 
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
-        return f"{pairs[0].ratio:.3g} {comparison_table.verdict_of(pairs[0])}"
+        is_time = MEASURES[pairs[0].measure].is_better_if_lower
+        ratio = pairs[0].ratio if is_time else 1 / pairs[0].ratio  # a rate too, below the title of a time
+        return f"{ratio:.3g} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter(pair.verdict for pair in pairs)
     return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
 

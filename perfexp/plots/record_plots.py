@@ -229,7 +229,8 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
 
 def _curves(named: Sequence[Named], where: dict[Key, float]) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
-    models, curves = scalings([entry.row for entry in named]), list[Curve]()
+    models = [scaling for scaling in scalings([entry.row for entry in named]) if not scaling.doubt]
+    curves = list[Curve]()
     for number, scaling in enumerate(models):
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 1 if end == scaling.key.pixels else 2

@@ -24,7 +24,7 @@ _MODELS = ("model", "model.name")
 
 
 #: Meaning of the ratios at the ends of bars.
-_RATIO = "× is the speed over the first run of a group, ≈ where the intervals overlap"
+_RATIO = "× is the time over that of the first run of a group, ≈ where the intervals overlap"
 
 
 class _Run(NamedTuple):
@@ -134,11 +134,11 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
 
 
 def _ratio_text(first: Interval | None, median: Interval) -> str:
-    """The speed over the first run of the group, `≈` where the intervals overlap or one is missing."""
-    if first is None or median.value <= 0 or first is median:
+    """The time over that of the first run of the group, `≈` where the intervals overlap or one is missing."""
+    if first is None or first.value <= 0 or first is median:
         return " · first"
     is_clear = differ(first, median, 0.0) and first.low is not None and median.low is not None
-    return f" · {'' if is_clear else '≈ '}{digits(first.value / median.value, 3)} ×"
+    return f" · {'' if is_clear else '≈ '}{digits(median.value / first.value, 3)} ×"
 
 
 def _behind(run: _Run) -> bool:

@@ -63,7 +63,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "rate_falls": _warning(
         "reaches {ratio:.2f} of the samples/s of batch {batch}, which is smaller",
-        "use batch_size={batch}, which is faster and needs less memory",
+        "use batch_size={fastest}, which has the highest rate of all",
     ),
     "outside_corpus": _warning(
         "{point} is outside the {count} measured points, {range}: no time and no energy",

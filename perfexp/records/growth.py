@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
+#: Scatter around a scaling model above which it describes noise.
+_SCATTER_MOST = 0.2
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
 #: Relative drop of the samples per second from a smaller to a larger batch that is worth a warning.
@@ -53,12 +55,14 @@ class Scaling:
         keys: keys of all sizes, smallest first.
         time_kind: name of the fitted time.
         fit: model of the seconds per call over megapixels.
+        doubt: why the model does not show how the time grows, such as a large scatter; empty if it does.
     """
 
     key: Key
     keys: tuple[Key, ...]
     time_kind: str
     fit: scaling.ScalingFit
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +93,17 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
                 [_ERROR_UNKNOWN if width is None else width for width in widths],
             )
             keys = tuple(each.key for each in group)
-            found.append(Scaling(key=keys[-1], keys=keys, time_kind=group[0].time_kind or "", fit=fit))
+            kind, doubt = group[0].time_kind or "", _doubt(widths, fit.scatter)
+            found.append(Scaling(key=keys[-1], keys=keys, time_kind=kind, fit=fit, doubt=doubt))
     return found
+
+
+def _doubt(widths: Sequence[float | None], scatter: float) -> str:
+    """Why medians with such half-widths do not show how the time grows; empty if they do."""
+    unknown = widths.count(None)
+    few = f"{unknown} of {len(widths)} medians have no interval" if unknown > len(widths) / 2 else ""
+    wide = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
+    return ", ".join(filter(None, (few, wide)))
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
@@ -210,17 +223,18 @@ def _peak(row: Row) -> float | None:
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Batch sizes with fewer samples per second than a smaller batch."""
+    """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
     for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
-        rated = [(row, rate) for row in group if (rate := row.samples_per_second)]
+        rated = [(row, rate) for row in group if (rate := row.samples_per_second) and rate.low is not None]
+        fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
         for row, rate in rated:
             smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
             if not smaller:
                 continue
-            best, most = max(smaller, key=lambda other: other[1].value)
+            below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
-                batch = best.key.batch_size
-                yield row.key, diagnostics.make("rate_falls", ratio=rate.value / most.value, batch=batch)
+                ratio, batch = rate.value / most.value, below.key.batch_size
+                yield row.key, diagnostics.make("rate_falls", ratio=ratio, batch=batch, fastest=fastest)
 
 
 def _median(row: Row) -> estimators.Interval:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -20,6 +21,12 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
             groups.setdefault(without_replicate(point.key), []).append(point)
     # an interrupted run has figures of the processes that finished a point, whichever these are
     return {key: [one for one in of if one.status is not Status.INTERRUPTED] or of for key, of in groups.items()}
+
+
+def interrupted(record: Record) -> Counter[Key]:
+    """How many processes of each timed point were interrupted before they had measured it."""
+    unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
+    return Counter(map(without_replicate, unfinished))
 
 
 def pooled_rates(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> tuple[Metric, ...]:

@@ -18,7 +18,7 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, joined, pooled_rates
+from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_rates
 from perfexp.records.record import (
     EarlierTime,
     Key,
@@ -51,6 +51,7 @@ class Row:
             without theirs; a block is a process.
         times: statistics of every measured time over all processes, by name, in seconds per call.
         processes: number of processes behind `time`.
+        unfinished: number of further processes that were interrupted before they had measured the point.
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
@@ -69,6 +70,7 @@ class Row:
     times: dict[str, blockwise.Summary]
     processes: int
     spread: float | None
+    unfinished: int = 0
     is_pooled: bool = False
     runs: int = 0
     selfcheck: str | None = None
@@ -114,7 +116,7 @@ def _state(record: Record) -> tuple[object, ...]:
 
 def _rows(record: Record) -> list[Row]:
     percentiles = requested_percentiles(record)
-    groups = by_point(record)
+    groups, unfinished = by_point(record), interrupted(record)
     earlier: dict[Key, dict[str, EarlierTime]] = {}
     for time in record.earlier:
         earlier.setdefault(time.key, {})[time.time] = time
@@ -123,6 +125,7 @@ def _rows(record: Record) -> list[Row]:
     if record.selfcheck and not components:
         components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
     known = [_widened(each, components, selfcheck) for each in known]
+    known = [replace(each, unfinished=unfinished[each.key]) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 

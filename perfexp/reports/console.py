@@ -89,11 +89,12 @@ class Console:
         return Progress(self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole)
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
-        """Print the results of a run, and the lines (`tracking`) that lead to it in the tracking store."""
+        """Print the results of a run, the files in its folder, and the lines that lead to it in the tracking store."""
         self.results(record)
         self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
-        paths = (artifact.path for artifact in record.artifacts)
+        # a record alone may have been copied to the folder
+        paths = (one.path for one in record.artifacts if os.path.lexists(folder / one.path))
         names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
         if names and not self.quiet:
             self._line(names, indent=2)

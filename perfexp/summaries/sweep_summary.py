@@ -84,7 +84,7 @@ def runs(
 
     Args:
         baseline: number of the run that the others are compared with, if any.
-        ratios: ratio to that run and verdict, by run's number and phase.
+        ratios: ratio of the times to that run and verdict, by run's number and phase.
     """
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
@@ -99,7 +99,7 @@ def runs(
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
-        Column(f"over run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
+        Column(f"time / run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]

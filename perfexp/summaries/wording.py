@@ -29,8 +29,12 @@ _COUNTED = {
     "bytes_per_second": "B/s",
 }
 #: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
+#: Times among energies are named as times, and the sum of the layers minus the call as a difference, not a share.
 _TITLES = {
     "algorithm/flops_share": "algorithm coverage",
+    "energy/call_seconds": "energy/time of a call",
+    "energy/queued_call_seconds": "energy/time of a queued call",
+    "layers/closure": "layers − call",
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",
@@ -68,8 +72,13 @@ def range_text(interval: estimators.Interval) -> str:
         return ""
     figures = max(supported_digits(interval), 2) + 1
     low, high = (units.format_seconds(end, figures) for end in (interval.low, interval.high))
-    same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
-    return f"{low.rpartition(' ')[0] if same else low} … {high}"
+    return _ends_text(low, high)
+
+
+def _ends_text(low: str, high: str) -> str:
+    """Both ends of an interval, with the unit once if it is the same: `61.9 … 63.0 ms`, `900 µs … 1.10 ms`."""
+    number, space, unit = low.rpartition(" ")
+    return f"{number if space and high.endswith(space + unit) else low} … {high}"
 
 
 def bare_time(interval: estimators.Interval) -> str:
@@ -161,6 +170,11 @@ def scope(rows: Iterable[Row]) -> str:
     timed = [row for row in rows if row.time]
     if not timed:
         return ""
+    if cut := [row for row in timed if row.unfinished]:
+        fewest = min(cut, key=lambda row: row.processes)
+        where = "" if len(cut) == len(timed) else f" at {len(cut)} of {len(timed)} points"
+        planned = fewest.processes + fewest.unfinished
+        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR"
     alone = [row for row in timed if row.processes == 1]
     runs, spread = min(row.runs for row in timed), _spread_text(timed)
     if runs + 1 >= variance.LEAST_RUNS or (runs and alone):
@@ -201,21 +215,26 @@ def metric_text(metric: Metric | None) -> str:
     """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value."""
     if metric is None or metric.value is None:
         return ""
+    text = _with_unit(metric, metric.value)
+    if metric.low is not None and metric.high is not None:
+        ends = _ends_text(_with_unit(metric, metric.low), _with_unit(metric, metric.high))
+        text = with_width(interval_of(metric), text, ends)
+    return f"≈ {text}" if metric.estimated else text
+
+
+def _with_unit(metric: Metric, value: float) -> str:
+    """Return a value of a metric, or an end of its interval, in the unit that suits its size."""
     unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
     if unit is not None:
-        text = pretty(metric.value, unit).rstrip()
-    elif metric.name in _SHARES:
-        text = percent(metric.value)
-    elif metric.unit == "seconds":
-        text = units.format_seconds(metric.value)
-    elif metric.unit == "bytes":
-        text = units.format_bytes(metric.value)
-    else:
-        symbol = units.SYMBOLS.get(metric.unit, metric.unit)
-        text = units.digits(metric.value) + (f" {symbol}" if symbol not in ("1", "") else "")
-    if metric.low is not None and metric.high is not None:
-        text = with_width(interval_of(metric), text, f"{units.digits(metric.low)} … {units.digits(metric.high)}")
-    return f"≈ {text}" if metric.estimated else text
+        return pretty(value, unit).rstrip()
+    if metric.name in _SHARES:
+        return percent(value)
+    if metric.unit == "seconds":
+        return units.format_seconds(value)
+    if metric.unit == "bytes":
+        return units.format_bytes(value)
+    symbol = units.SYMBOLS.get(metric.unit, metric.unit)
+    return units.digits(value) + (f" {symbol}" if symbol not in ("1", "") else "")
 
 
 def interval_of(metric: Metric) -> estimators.Interval:
@@ -251,6 +270,8 @@ def scaling_text(scaling: Scaling) -> str:
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
+    if scaling.doubt:
+        return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
     fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:

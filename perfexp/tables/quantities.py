@@ -180,7 +180,7 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
     """Growth of a time with the size, at the step of the largest size; a missing exponent has a reason."""
     for scaling in scalings(rows):
-        fit, exponent = scaling.fit, scaling.fit.exponent
+        fit, exponent = scaling.fit, None if scaling.doubt else scaling.fit.exponent
         values = {
             "exponent": exponent.value if exponent else None,
             "exponent_low": exponent.low if exponent else None,
@@ -190,7 +190,7 @@ def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantit
             "scatter_percent": fit.scatter * 100,
         }
         for name, value in values.items():
-            reason = "the time does not grow with the size" if value is None else None
+            reason = (scaling.doubt or "the time does not grow with the size") if value is None else None
             yield Quantity("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 

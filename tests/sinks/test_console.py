@@ -18,7 +18,7 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
-from perfexp.summaries.wording import metric_text
+from perfexp.summaries.wording import metric_text, metric_title
 
 
 class Terminal(io.StringIO):
@@ -122,6 +122,7 @@ def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) 
     points = [interrupted(1, 0), interrupted(2, 0), build.point(batch=1, replicate=1), interrupted(1, 2)]
     lines = shown(build, *points).splitlines()
     assert re.search(r"1 +62\.\d ms ± .*", lines[3])
+    assert "  ± 1 of 3 processes: continue with resume=DIR" in lines
     assert lines[lines.index("not measured") + 1 :][:2] == [
         "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",
         "  inference · 224 · batch 2 · fp32: interrupted: the run was interrupted",
@@ -175,6 +176,28 @@ def test_figures_have_the_unit_of_what_they_count(name: str, unit: str, value: f
     assert metric_text(ranged) == f"{text} ± 10 %"
 
 
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(name="call_seconds", unit="seconds", value=5.44e-3, low=3.88e-3, high=7.01e-3), "3.88 … 7.01 ms"),
+        (Metric(name="lag_seconds", unit="seconds", value=1e-3, low=4e-4, high=1.6e-3), "400 µs … 1.60 ms"),
+        (Metric(name="used_bytes", unit="bytes", value=2**30, low=2**29, high=2**31), "512 MiB … 2.00 GiB"),
+        (Metric(name="work/flops", unit="1", value=2e9, low=1e9, high=3e9), "1.00 … 3.00 GFLOP"),
+        (Metric(name="mfu", unit="1", value=0.4, low=0.2, high=0.6), "20 … 60 %"),
+        (Metric(name="energy/per_call_joules", unit="joules", value=2.0, low=1.0, high=3.0), "1.00 … 3.00 J"),
+        (Metric(name="train/loss_first", unit="1", value=2.0, low=1.0, high=3.0), "1.00 … 3.00"),
+    ],
+)
+def test_the_ends_of_a_wide_interval_are_in_the_unit_of_the_value(metric: Metric, text: str) -> None:
+    assert metric_text(metric).endswith(f" ({text})")
+
+
+def test_titles_distinguish_times_from_energies_and_a_difference_from_a_share() -> None:
+    names = {"energy/call_seconds": "seconds", "energy/per_call_joules": "joules", "layers/closure": "1"}
+    titles = [metric_title(Metric(name=name, value=1.0, unit=unit)) for name, unit in names.items()]
+    assert titles == ["energy/time of a call", "energy/per_call", "layers − call"]
+
+
 def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:
     rate = Metric(name="work/flops_per_second", value=6.5e12, unit="1/s")
     lines = shown(build, build.point(metrics=[rate, Metric(name="mfu", value=0.045, unit="1")]))
@@ -216,14 +239,16 @@ def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None
     assert "warning: batch 1 and 1 more measurement: no energy was measured, no meter: MIG is on" in text
 
 
-def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
+def test_existing_files_and_the_way_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
     files = {"record.json": "data", "time.png": "plots", "resnet50_sp_bs1_fp32_1_speed": "data"}
-    artifacts = [Artifact(path=path, kind=kind) for path, kind in files.items()]
-    console(out).show(build.record(build.point(), artifacts=artifacts), Path("out"), tracking="perfexp ui")
+    for name in files:
+        (tmp_path / name).touch()
+    artifacts = [Artifact(path=path, kind=kind) for path, kind in {**files, "removed.csv": "tables"}.items()]
+    console(out).show(build.record(build.point(), artifacts=artifacts), tmp_path, tracking="perfexp ui")
     assert out.getvalue().splitlines()[-5:] == [
         "files",
-        "  out/",
+        f"  {tmp_path}/",
         "  record.json, time.png, resnet50_sp_bs1_fp32_1_speed (images/s as JSON)",
         "tracking",
         "  perfexp ui",

@@ -156,8 +156,8 @@ def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder
     [facet] = plot.facets
     [(_, bars)] = facet.groups.items()
     assert [(bar.label, bar.value is None) for bar in bars] == [("threads=4", False), ("gemm", False), ("fft", True)]
-    assert [bar.text.rpartition(" · ")[2] for bar in bars] == ["2.00 ×", "first", "oom: no memory left"]
-    assert "speed over the first run" in plot.caption.subtitle
+    assert [bar.text.rpartition(" · ")[2] for bar in bars] == ["0.500 ×", "first", "oom: no memory left"]
+    assert "time over that of the first run" in plot.caption.subtitle
 
 
 def test_bars_of_several_models_are_groups_and_phases_have_axes_of_their_own(build: Builder) -> None:
