@@ -97,7 +97,8 @@ VIEWS = (
     View(
         key="perfexp-sizes",
         name="perfexp: sizes, how time grows",
-        query="metrics.`scaling/exponent` > 0",
+        # not by exponent: a time that does not grow has none
+        query="params.input_size LIKE '%, %' and tags.`perfexp.kind` != 'sweep'",
         order="metrics.`scaling/exponent`",
         columns={
             **_metrics(scaling__exponent=95, scaling__exponent_low=95, scaling__exponent_high=95),
