@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from perfexp.tracking.uploads import Upload, sendable
 
 #: Experiment of a plan without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
+#: Endings of the names of an interval's parts: of a median, and of any metric.
+_MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
+_INTERVAL = re.compile(r"_(low|high)$")
 _log = logging.getLogger(__name__)
 
 
@@ -276,7 +280,18 @@ def _sent(
             place = (quantity.key, quantity.step if quantity.group == "epoch" else None)
             sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[place])
             estimated |= {name: None} if quantity.estimated else {}
-    return list(sent.values()), dropped, estimated
+    outdated = _outdated(sent)
+    dropped |= dict.fromkeys(outdated, "the last measurement has no interval; see tables/points.json")
+    return [one for one in sent.values() if one.name not in outdated], dropped, estimated
+
+
+def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
+    """The parts of intervals that end before their metric: a store would show them beside another point's value."""
+    last: dict[str, int] = {}
+    for name, step in sent:
+        last[name] = max(step, last.get(name, step))
+    metrics = {name: _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name)) for name in last}
+    return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
 
 
 def _best(record: Record, table: Sequence[Row]) -> list[Figure]:

@@ -11,6 +11,8 @@ from perfexp.summaries.subject import one_line, subject
 
 #: Longest name that perfexp makes; a user's may be longer.
 LENGTH = 24
+#: Characters that are left of a shortened word; of a longer one of an axis while other words can be left out.
+_SHORTEST, _SHORTEST_AXIS = 5, 11
 #: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
 _PARTS = {axis: axis for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")}
 _PARTS |= {"model.name": "model", "mode.train.batch_size": "batch_size", "mode.inference.batch_size": "batch_size"}
@@ -30,7 +32,7 @@ _NOUNS = {
 _PLAIN = ("gpu", "experiment")
 #: Words that names leave out unless a sweep varies them.
 _USUAL = ("default", "fp32", "eager")
-_MODES = {"inference": "inf", "train_inference": "train+inf"}
+_MODES = {"inference": "inf", "train_inference": "tr+inf"}
 
 
 def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
@@ -42,14 +44,14 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
     axes = record.sweep.axes if record.sweep else {}
     own = None if record.sweep else of_user(record.plan)  # in a sweep it is the name of the whole
     words = _words(record, list(keys) or [point.key for point in record.points if point.key.is_timed])
-    return own or _fitted([*_varying(words, axes), *_fixed(words, axes)])
+    return own or _fitted(words, axes)
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
     """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
     words, axes = _words(record, keys), record.sweep.axes if record.sweep else {}
     words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
-    return _fitted([words["batch_size"], words["mode"], *_varying(words, axes), *_fixed(words, axes)])
+    return _fitted(words, axes, [words["batch_size"], words["mode"]])
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
@@ -126,11 +128,34 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     return sorted(rest, key=lambda word: word == _MODES["inference"])
 
 
-def _fitted(words: Iterable[str]) -> str:
-    """Join the words that fit; of the first two the longer one is cut."""
-    first, second, *rest = *filter(None, dict.fromkeys(words)), "", ""
-    first = _cut(first, max(LENGTH // 2, LENGTH - 1 - len(second)) if second else LENGTH)
-    return _with(f"{first} {_cut(second, LENGTH - 1 - len(first))}".strip(), rest)
+def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[str] = ()) -> str:
+    """Join the words that fit; long ones are shortened so that precision, size and batch size always remain."""
+    varying = _varying(words, axes)
+    ordered = [word for word in dict.fromkeys([*first, *varying, *_fixed(words, axes)]) if word]
+    whole = {*first, *(words[part] for part in ("precision", "input_size", "batch_size"))}
+    needed = {*ordered[:2], *varying, *whole, words["model"], words["algorithm"]}
+    widths = {word: len(word) for word in ordered if word in needed}
+    while _width(widths) > LENGTH:  # the runs of a sweep differ in its axes: their words are shortened last
+        spare = [word for word in widths if word not in whole and word != ordered[0]]
+        long = [word for word in varying if len(word) > _SHORTEST_AXIS] if set(spare) - set(varying) else []
+        least = dict.fromkeys(widths, _SHORTEST) | dict.fromkeys(long, _SHORTEST_AXIS)
+        cuttable = [word for word in widths if word not in whole and widths[word] > least[word]]
+        if cuttable:
+            widths[max(reversed(cuttable), key=lambda word: (word not in varying, widths[word]))] -= 1
+        elif spare:
+            widths = {word: len(word) for word in widths if word != spare[-1]}
+        else:
+            break
+    for word in ordered:
+        if word not in needed and _width(widths) + 1 + len(word) <= LENGTH:
+            widths[word] = len(word)
+    cut = {word: _cut if word == words["algorithm"] else _cut_inside for word in ordered}
+    return _cut(" ".join(cut[word](word, widths[word]) for word in ordered if word in widths), LENGTH)
+
+
+def _width(widths: Mapping[str, int]) -> int:
+    """Characters of a name whose words have these."""
+    return sum(widths.values()) + len(widths) - 1
 
 
 def _with(text: str, words: Iterable[str]) -> str:
@@ -142,3 +167,9 @@ def _with(text: str, words: Iterable[str]) -> str:
 
 def _cut(word: str, length: int) -> str:
     return word if len(word) <= length else f"{word[: length - 1]}…"
+
+
+def _cut_inside(word: str, length: int) -> str:
+    """A word without its middle: many models differ in their last letters, and axes in their values."""
+    tail = (length - 1) // 2
+    return word if len(word) <= length else f"{word[: length - 1 - tail]}…{word[-tail:]}"

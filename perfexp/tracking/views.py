@@ -68,8 +68,8 @@ def _metrics(**widths: int) -> dict[str, int]:
 
 
 def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> View:
-    """The runs of a phase on one kind of device by a time."""
-    ends = {f"{kind}__{name}": 105 for name in ("p50_ms", "ci_low_ms", "ci_high_ms")}
+    """The runs of a phase on one kind of device by a time, with conditions before the interval."""
+    ends = {f"{kind}__{name}": 105 for name in ("ci_low_ms", "ci_high_ms")}
     return View(
         key=f"perfexp-{title.replace(' on CPUs', '-cpu')}",
         name=f"perfexp: {title}, fastest first",
@@ -77,6 +77,8 @@ def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> 
         order=f"metrics.`{kind}/p50_ms`",
         columns={
             "params.`algorithm`": 135,
+            **_metrics(**{f"{kind}__p50_ms": 105}),
+            **_CONDITIONS,
             **_metrics(**ends, throughput__samples_per_second=95, **further),
             **_SUBJECT,
         },
@@ -84,8 +86,8 @@ def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> 
     )
 
 
-_SUBJECT = {f"params.`{name}`": width for name, width in (("model", 105), ("input_size", 75), ("batch_size", 75))}
-_SUBJECT |= {"params.`precision`": 65, "params.`device`": 160, "tags.`perfexp.doubts`": 120}
+_CONDITIONS = {"params.`batch_size`": 75, "params.`precision`": 65, "tags.`perfexp.doubts`": 120}
+_SUBJECT = {"params.`model`": 105, "params.`input_size`": 75, "params.`device`": 160}
 _STEPS = {f"train_phase__{name}_ms": 95 for name in ("forward", "backward")}
 VIEWS = (
     _fastest("inference", "device", "gpu", "inference"),
@@ -95,12 +97,14 @@ VIEWS = (
     View(
         key="perfexp-sizes",
         name="perfexp: sizes, how time grows",
-        query="metrics.`scaling/exponent` > 0",
+        # not by exponent: a time that does not grow has none
+        query="params.input_size LIKE '%, %' and tags.`perfexp.kind` != 'sweep'",
         order="metrics.`scaling/exponent`",
         columns={
             **_metrics(scaling__exponent=95, scaling__exponent_low=95, scaling__exponent_high=95),
             **_metrics(scaling__constant_ms=95, scaling__per_megapixel_ms=95),
             "params.`algorithm`": 110,
+            **_CONDITIONS,
             **_SUBJECT,
         },
     ),

@@ -15,6 +15,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.tracking import mlflow_sink, payload, sender
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
+from perfexp.tracking.views import VIEWS
 from tests.conftest import PHASES, TTFP
 
 
@@ -54,6 +55,20 @@ def history(store):
 
         found = MlflowClient(tracking_uri=store).get_metric_history(run.info.run_id, name)
         return [(metric.step, metric.value) for metric in sorted(found, key=lambda metric: metric.step)]
+
+    return read
+
+
+@pytest.fixture
+def listed(store, experiment):
+    """A function that returns the uids of the runs in a view of the test's experiment, in the view's order."""
+
+    def read(view):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=store)
+        place = [client.get_experiment_by_name(experiment).experiment_id]
+        return [run.data.tags["perfexp.uid"] for run in client.search_runs(place, view.query, order_by=[view.order])]
 
     return read
 
@@ -129,6 +144,12 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
     assert [step for step, _ in history(run, "latency/p50_ms")] == [224, 288]
     assert run.data.metrics["ttfp/total_ms"] == pytest.approx(3200)
     assert run.data.metrics["memory/peak_mib"] == 501
+
+
+def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_record, leave_run, tmp_path):
+    for uid, sizes in {"two": (224, 256), "four": (224, 256, 288, 320), "one": (224,)}.items():
+        sink.publish(record := make_record(uid=uid, sizes=sizes), leave_run(record, tmp_path / uid))
+    assert listed(VIEWS[-1]) == ["four", "two"], "those without an exponent come last"
 
 
 @pytest.fixture

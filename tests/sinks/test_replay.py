@@ -165,3 +165,18 @@ def test_the_processes_of_a_point_make_one_figure(make_record, tmp_path):
     )
     assert found["point/spread_percent"].value == pytest.approx(2, abs=0.01)
     assert found["point/processes_count"].value == 3
+
+
+@pytest.mark.parametrize(("few", "is_sent"), [(224, True), (256, False)])
+def test_an_interval_is_sent_if_the_last_size_has_one(few, is_sent, make_record, tmp_path):
+    record = make_record(sizes=(224, 256))
+    record.points = [timed_point(size, 1, "inference", calls=2 if size == few else 80) for size in (224, 256)]
+    content = payload.of_run(record, tmp_path)
+    steps = {}
+    for figure in content.figures:
+        steps.setdefault(figure.name, []).append(figure.step)
+    ends = {"latency/ci_low_ms", "latency/ci_high_ms", "latency/ci_half_width_percent"}
+    ends |= {"throughput/samples_per_second_low", "throughput/samples_per_second_high"}
+    assert steps["latency/p50_ms"] == steps["throughput/samples_per_second"] == [224, 256]
+    assert {name: steps.get(name) for name in ends} == dict.fromkeys(ends, [256] if is_sent else None)
+    assert ("latency/ci_low_ms" in content.tags.get("perfexp.dropped_metrics", "")) is not is_sent

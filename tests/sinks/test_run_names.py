@@ -24,9 +24,17 @@ def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32",
         ({"plan": plan(), "batches": (8,)}, "vgg16 224 b8 inf"),
         ({"plan": plan(mode="train", precision="fp16"), "phases": ("train",)}, "vgg16 train fp16 224 b1"),
         ({"plan": plan(), "sizes": (224, 320, 256), "batches": (1, 64)}, "vgg16 224-320 b1-64 inf"),
-        ({"plan": plan("mobilenet_v3_large", "implicit_precomp_gemm")}, "mobilenet_v… implicit_p…"),
-        ({"plan": plan("deeplabv3plus_r101_cityscapes")}, "deeplabv3plus_r101_… 224"),
-        ({"plan": plan("wide_resnet50_2", mode="train", precision="fp16")}, "wide_resnet50_2 train b1"),
+        ({"plan": plan("mobilenet_v3_large", "implicit_precomp_gemm")}, "mobi…rge implici… 224 b1"),
+        ({"plan": plan("deeplabv3plus_r101_cityscapes")}, "deeplabv…tyscapes 224 b1"),
+        ({"plan": plan("wide_resnet50_2", mode="train", precision="fp16")}, "wid…_2 train fp16 224 b1"),
+        ({"plan": plan("vgg16", "fastest", precision="fp16"), "batches": (8,)}, "vgg16 faste… fp16 224 b8"),
+        ({"plan": plan("wide_resnet50_2", "fastest", precision="fp16")}, "wid…_2 fast… fp16 224 b1"),
+        ({"plan": plan("resnet18", mode="train_inference"), "batches": (1, 8)}, "resnet18 tr+inf 224 b1-8"),
+        ({"plan": plan("wide_resnet50_2", "fastest")}, "wide…50_2 fastest 224 b1"),
+        (
+            {"plan": plan("vgg16", "winograd", precision="fp16"), "sizes": (224, 320), "batches": (1, 64)},
+            "vgg16 fp16 224-320 b1-64",
+        ),
         ({"plan": plan(choices={"execution": "compile"})}, "vgg16 compile 224 b1 inf"),
         ({"plan": plan(tracking={"run_name": "the one that I show to my boss"})}, "the one that I show to my boss"),
     ],
@@ -39,7 +47,7 @@ def test_a_name_has_the_words_that_fit(fields, name, make_record):
     ("axes", "name"),
     [
         ({"algorithm": "default"}, "default vgg16 224 b1 inf"),
-        ({"batch_size": "1", "stopping.max_seconds": "5"}, "b1 max_seconds=5 vgg16"),
+        ({"batch_size": "1", "stopping.max_seconds": "5"}, "b1 max_s…nds=5 vgg16 224"),
         ({"gpu": "h100", "model.name": "vgg16"}, "h100 vgg16 224 b1 inf"),
     ],
 )
@@ -48,14 +56,26 @@ def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
     assert run_names.of_run(make_record(plan=plan(tracking={"run_name": "whole"}), sweep=membership)) == name
 
 
+def test_algorithms_of_a_sweep_remain_distinct(make_record):
+    names = set()
+    for job, algorithm in enumerate(("implicit_gemm", "implicit_precomp_gemm", "winograd", "winograd_nonfused")):
+        membership = SweepMembership(uid="s", job=job, jobs=4, axes={"algorithm": algorithm})
+        for model, precision in (("vgg16", "fp32"), ("vgg16", "fp16"), ("wide_resnet50_2", "fp16")):
+            name = run_names.of_run(make_record(plan=plan(model, algorithm, precision=precision), sweep=membership))
+            assert name.startswith(algorithm[:5])
+            assert name.endswith(" fp16 224 b1" if precision == "fp16" else " 224 b1")
+            names.add((model, name))
+    assert len(names) == 12
+
+
 def test_a_part_of_a_run_begins_with_its_batch_size_and_phase(make_record):
     membership = SweepMembership(uid="s", job=0, jobs=2, axes={"algorithm": "default"})
     record = make_record(plan=plan(), batches=(1, 8), phases=("train", "inference"), sweep=membership)
     names = [run_names.of_part(record, [point.key]) for point in record.points if point.key.is_timed]
     assert names == [
-        "b1 train default vgg16",
+        "b1 train defa… vgg16 224",
         "b1 inf default vgg16 224",
-        "b8 train default vgg16",
+        "b8 train defa… vgg16 224",
         "b8 inf default vgg16 224",
     ]
 

@@ -33,3 +33,12 @@ def test_views_are_for_the_kind_of_device_that_was_measured():
     by_device = {device: [view.order for view in VIEWS if view.device == device] for device in ("gpu", "cpu")}
     assert by_device == {"gpu": ["metrics.`device/p50_ms`"] * 2, "cpu": ["metrics.`latency/p50_ms`"] * 2}
     assert len({view.key for view in VIEWS}) == len(VIEWS)
+
+
+@pytest.mark.parametrize("view", [view for view in VIEWS if view.device], ids=lambda view: view.key)
+def test_batch_size_precision_and_warnings_are_before_the_interval(view):
+    columns = list(view.columns)
+    conditions = ["params.`batch_size`", "params.`precision`", "tags.`perfexp.doubts`"]
+    time = columns.index(view.order)
+    assert columns[time + 1 : time + 4] == conditions
+    assert columns[time + 4].endswith("/ci_low_ms`")
