@@ -106,9 +106,13 @@ class Console:
             self._result_lines(table)
         else:
             self._tables(record, table)
-        for raised in raised_diagnostics(record, table):
+        diagnostics = raised_diagnostics(record, table)
+        for raised in diagnostics:
             if not raised.worst.is_note:
                 self._diagnostics(raised.lines)
+        notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
+        if notes and not self.quiet:
+            self._line(f"notes: {', '.join(notes)} (report.md)")
         self._section(_NOT_MEASURED, failures(record), style="red")
 
     def show_sweep(

@@ -192,7 +192,7 @@ def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Bui
     assert "  then second call 60.0 ms" in lines
 
 
-def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) -> None:
+def test_errors_are_printed_before_warnings_and_notes_by_their_codes(build: Builder) -> None:
     codes = ("busy_host", "too_few_samples", "meter_stuck")
     point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
     text = shown(build, point)
@@ -200,7 +200,8 @@ def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) ->
         "error: 224 · batch 1: about meter_stuck (meter_stuck)",
         "warning: 224 · batch 1: about busy_host (busy_host)",
     ]
-    assert "too_few_samples" not in text
+    assert text.splitlines()[-3:-2] == ["notes: too_few_samples (report.md)"]
+    assert "too_few_samples" not in shown(build, point, quiet=True)
 
 
 def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None:
