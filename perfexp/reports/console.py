@@ -166,7 +166,9 @@ class Console:
             self._line(str(about), style="bold")
         ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
         same = shape(row.key for row in rows)
-        self._line(f"{same} on {about.device or 'an unknown device'}{ranks}".lstrip(), indent=2)
+        # PyTorch's default allows TF32 for convolutions
+        plain = "; fp32 (no TF32)" if about.precision == "fp32" and not convolutions.allows_tf32(record) else ""
+        self._line(f"{same} on {about.device or 'an unknown device'}{plain}{ranks}".lstrip(), indent=2)
         if rows:
             self._grid(overview.points(rows, requested_percentiles(record)))
         self._section("scaling with the input size", scaling_lines(rows))

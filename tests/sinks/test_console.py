@@ -71,6 +71,14 @@ def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Bu
     assert lines[1] == "  batch 4 on Example CPU @ 2.00GHz"
 
 
+def test_fp32_without_tf32_is_marked_on_a_gpu(build: Builder) -> None:
+    record, out = build.record(build.point()), io.StringIO()
+    record.plan["precision"] = {"name": "fp32", "tf32": False}
+    record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}}
+    console(out).results(record)
+    assert out.getvalue().splitlines()[1] == "  224 · batch 1 on NVIDIA H100; fp32 (no TF32)"
+
+
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
     of_run, of_point = (Diagnostic(code="drift", message=f"moved by {share} %", help="wait") for share in (19, 5))
     record = build.record(build.point(doubts=[of_point]), doubts=[of_run])
