@@ -28,6 +28,9 @@ def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch,
     text = capsys.readouterr().out
     assert text.startswith("perfexp measures how fast")
     assert not [line for line in text.splitlines() if len(line) > 80]
+    keys = "probes.energy probes.layers resume=DIR gpu.count algorithm.verify data.root profiler.steps"
+    assert [key for key in keys.split() if key not in text] == []
+    assert len(text.splitlines()) < 100
     assert not list(tmp_path.iterdir())
 
 
@@ -36,6 +39,8 @@ def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch,
     [
         ("model=resnet51", "resnet50"),
         ("modle=resnet50", "model"),
+        ("energy=true", "Did you mean probes.energy?"),
+        ("layer=true", "Did you mean algorithm.layers or probes.layers?"),
         ("batchsize=4", "batch_size"),
         ("stopping.epsilonn=1", "epsilon"),
         ("precision=fp8", "fp32"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -161,9 +161,12 @@ class AlgorithmReport:
     @property
     def share(self) -> float | None:
         """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
+        return self._share_of(AS_REQUESTED)
+
+    def _share_of(self, statuses: Sequence[LayerStatus]) -> float | None:
         total = sum(report.flops for report in self._passes)
-        asked = sum(report.flops for report in self._passes if report.status in AS_REQUESTED)
-        return asked / total if total else None
+        flops = sum(report.flops for report in self._passes if report.status in statuses)
+        return flops / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
@@ -177,12 +180,13 @@ class AlgorithmReport:
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
 
     def metrics(self) -> list[Metric]:
-        """FLOPs share and peak workspace as metrics of a point."""
-        share, peak = self.share, self.workspace_peak_bytes
+        """FLOPs shares and peak workspace as metrics of a point."""
+        share, proven, peak = self.share, self._share_of([LayerStatus.ok]), self.workspace_peak_bytes
         reason = None if share is not None else "no 2-D convolution ran"
         unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [
             Metric(name="algorithm/flops_share", value=share, unit="1", reason=reason),
+            Metric(name="algorithm/proven_share", value=proven, unit="1", reason=reason),
             Metric(name="algorithm/workspace_peak_bytes", value=peak, unit="bytes", reason=unknown),
         ]
 

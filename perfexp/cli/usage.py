@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 #: Width of a terminal, in characters.
@@ -46,6 +47,16 @@ _COMMANDS = {
     "log DIR": "send records to MLflow again",
     "ui": "open MLflow",
 }
+#: Keys of groups and sections that many runs need.
+_SETTINGS = {
+    "probes.layers=true": "time of each layer (perfexp list probes)",
+    "probes.energy=true": "energy of a call",
+    "gpu.count=2": "devices, each with a batch of its own",
+    "algorithm=gemm algorithm.verify=true": "prove the algorithm by its kernels",
+    "data=images data.root=DIR": "images from a folder",
+    "profiler=nsys profiler.steps=3": "calls to profile",
+    "resume=DIR": "measure what a run or sweep lacks",
+}
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
 COMMANDS = (*dict.fromkeys(example.split()[0] for example in _COMMANDS), "env")
 
@@ -73,12 +84,13 @@ def text(folders: Sequence[Path]) -> str:
             options.setdefault(file.parent.name, set()).add(file.stem)
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
     examples += [f"  perfexp {words:<30}{about}".rstrip() for words, about in _COMMANDS.items()]
+    settings = [f"  {words:<38}{about}" for words, about in _SETTINGS.items()]
     width = max(map(len, options), default=0) + 4
-    fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * width)
-    listed = sorted((name, ", ".join(sorted(names))) for name, names in options.items())
-    groups = [fill(names, initial_indent=f"  {name}".ljust(width)) for name, names in listed]
+    shorten = partial(textwrap.shorten, width=_WIDTH - width, placeholder=" …")
+    groups = [f"  {name}".ljust(width) + shorten(", ".join(sorted(options[name]))) for name in sorted(options)]
     keys = _keys(folders[0] / "config.yaml")
-    return "\n".join([_HEADER, "", *examples, "", "Groups (group=option):", *groups, "", "Keys:", *keys, _FOOTER])
+    title = "Groups (group=option; perfexp list GROUP has all options):"
+    return "\n".join([_HEADER, "", *examples, "", title, *groups, "", "Keys:", *keys, *settings, _FOOTER])
 
 
 def keys_of(file: Path) -> set[str]:
@@ -87,9 +99,17 @@ def keys_of(file: Path) -> set[str]:
     return {line.partition(":")[0] for line in lines if line[:1].isalpha()} - {"defaults", "hydra"}
 
 
+def keys_below(file: Path, section: str) -> dict[str, str]:
+    """Return the keys of a section of config.yaml (`probes.layers`), each with its default and its comment."""
+    _, _, rest = f"\n{file.read_text(encoding='utf-8')}".partition(f"\n{section}:")
+    lines = takewhile(lambda line: line.startswith("  "), rest.splitlines()[1:])
+    pairs = (line.strip().partition(":") for line in lines if not line.lstrip().startswith("- "))
+    return {f"{section}.{key}": value.strip() for key, _, value in pairs}
+
+
 def _keys(file: Path) -> list[str]:
-    """Return the lines of config.yaml that set a key at the top level, with their comments, which are wrapped."""
+    """Return the lines of config.yaml that set a value at the top level, with their comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
     fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
-    keys = (line for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:")))
+    keys = (line for line in lines if line[:1].isalpha() and line.partition("#")[0].rstrip()[-1] != ":")
     return [fill(f"  {key}") for key in keys]

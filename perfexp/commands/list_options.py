@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from perfexp.cli.composition import compose
+from perfexp.cli.usage import keys_below
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import torchvision_names
@@ -62,6 +63,9 @@ def list_options(
             echo(f"{name:<12} {', '.join(file.stem for file in _files(folders, name))}")
         return
     chosen = next((name for name in groups if group in (name, f"{name}s", f"{name}es")), None)
+    if group != "hydra" and (keys := keys_below(folders[0] / "config.yaml", group)):
+        _show_keys(keys, {chosen: [file.stem for file in _files(folders, chosen)]} if chosen else {}, as_json=as_json)
+        return
     if chosen is None:
         raise UserError(f"group '{group}' not found. {did_you_mean(group, groups)}")
     files = _files(folders, chosen)
@@ -75,6 +79,19 @@ def list_options(
     if chosen == "model":
         others = sorted(set(torchvision_names.names()) - {file.stem for file in files})
         echo(textwrap.fill(f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME", _WIDTH))
+
+
+def _show_keys(keys: Mapping[str, str], options: Mapping[str, Sequence[str]], *, as_json: bool) -> None:
+    """Print the keys of a section of config.yaml, and the options of the group of the same name."""
+    if as_json:
+        echo(json.dumps({**keys, **options}, indent=1))
+        return
+    width = max(map(len, keys)) + 2
+    for key, about in keys.items():
+        default, _, comment = (part.strip() for part in about.partition("#"))
+        echo(f"{key:<{width}}{default:<7}{comment}".rstrip())
+    for group, names in options.items():
+        echo(f"options of the group {group}: {', '.join(names)}")
 
 
 def _files(folders: list[Path], group: str) -> list[Path]:

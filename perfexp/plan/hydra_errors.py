@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import Container
+from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError, did_you_mean, nearest
 from perfexp.host import crash_report
 from perfexp.host.files import disk_error
 from perfexp.models import torchvision_names
 
 #: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
+#: Similarity from which a wrong word may be a key of a section: those are many, and short words resemble one of them.
+_SIMILAR = 0.75
 #: Errors in the user's command line or configuration files.
 FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -86,9 +89,22 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     node = error.parent_node
     keys = [str(name) for name in node] if isinstance(node, Container) and hasattr(node, "keys") else []
     valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
-    hint = did_you_mean(key, valid)
+    nested = _nested(node) if isinstance(node, Container) and not parent else []
+    # a key of a section or group that was set without its prefix
+    exact = [name for name in nested if name.endswith(f".{key}")]
+    similar = [name for name in nested if SequenceMatcher(None, key, name.rpartition(".")[2]).ratio() >= _SIMILAR]
+    close = exact or ([] if nearest(key, valid) else similar)
+    hint = f"Did you mean {' or '.join(sorted(close)[:3])}?" if close else did_you_mean(key, valid)
     where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
     return UserError(f"{full_key}: {where}. {hint}".rstrip())
+
+
+def _nested(node: Container) -> list[str]:
+    """Return the keys of all sections and groups of a configuration."""
+    plain = OmegaConf.to_container(node)
+    sections = plain.items() if isinstance(plain, dict) else ()
+    keys = [f"{section!s}.{key!s}" for section, below in sections if isinstance(below, dict) for key in below]
+    return [key for key in keys if "._" not in key]
 
 
 def _first_line(error: BaseException) -> str:

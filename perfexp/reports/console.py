@@ -107,9 +107,13 @@ class Console:
             self._result_lines(table)
         else:
             self._tables(record, table)
-        for raised in raised_diagnostics(record, table):
+        diagnostics = raised_diagnostics(record, table)
+        for raised in diagnostics:
             if not raised.worst.is_note:
                 self._diagnostics(raised.lines)
+        notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
+        if notes and not self.quiet:
+            self._line(f"notes: {', '.join(notes)} (report.md)")
         self._section(_NOT_MEASURED, failures(record), style="red")
 
     def show_sweep(
@@ -163,7 +167,9 @@ class Console:
             self._line(str(about), style="bold")
         ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
         same = shape(row.key for row in rows)
-        self._line(f"{same} on {about.device or 'an unknown device'}{ranks}".lstrip(), indent=2)
+        # PyTorch's default allows TF32 for convolutions
+        plain = "; fp32 (no TF32)" if about.precision == "fp32" and not convolutions.allows_tf32(record) else ""
+        self._line(f"{same} on {about.device or 'an unknown device'}{plain}{ranks}".lstrip(), indent=2)
         if rows:
             self._grid(overview.points(rows, requested_percentiles(record)))
         self._section("scaling with the input size", scaling_lines(rows))

@@ -21,6 +21,7 @@ from perfexp.summaries.subject import distinguishing, field_text, label, varying
 _SHOWN_ELSEWHERE = (
     wording.PEAK_MEMORY,
     wording.DATA_SHARE,
+    wording.PROVEN,
     "memory/warmup_peak_bytes",
     "phases_over_whole",
     "loop/host_seconds",
@@ -127,7 +128,7 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     titles = {metric.name: wording.metric_title(metric) for metric in others if metric.value is not None}
     having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
     columns = [
-        Column(title, [wording.metric_text(wording.find_metric(row, name)) for row in having], rank=rank)
+        Column(title, [_metric_text(row, name) for row in having], rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
@@ -145,6 +146,11 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     if not columns and not notes:
         return None
     return Grid([*key_columns(having), *columns] if columns else [], notes)
+
+
+def _metric_text(row: Row, name: str) -> str:
+    metric = wording.find_metric(row, name)
+    return wording.coverage_text(row) if name == wording.COVERAGE else wording.metric_text(metric)
 
 
 def loads(record: Record) -> Grid | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -150,9 +151,10 @@ def _rates(table: Sequence[Row]) -> str:
 
 def _shares(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = (wording.find_metric(row, "algorithm/flops_share") for row in table)
-    shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
-    texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
+    metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
+    shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]
+    shares.sort(key=itemgetter(0))
+    texts = dict.fromkeys(wording.coverage_text(row) for _, row in shares[:1] + shares[-1:])
     return " … ".join(texts)
 
 

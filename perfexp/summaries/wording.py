@@ -18,6 +18,8 @@ PEAK_MEMORY = "memory/peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
 METER_ACCURACY = "energy/meter_accuracy"
+#: Shares of the convolutions' FLOPs: by the requested algorithm, and those of them whose kernels are known to be its.
+COVERAGE, PROVEN = "algorithm/flops_share", "algorithm/proven_share"
 DATA_SHARE = "data_share"
 
 #: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
@@ -31,7 +33,7 @@ _COUNTED = {
 #: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
 #: Times among energies are named as times, and the sum of the layers minus the call as a difference, not a share.
 _TITLES = {
-    "algorithm/flops_share": "algorithm coverage",
+    COVERAGE: "algorithm coverage",
     "energy/call_seconds": "energy/time of a call",
     "energy/queued_call_seconds": "energy/time of a queued call",
     "layers/closure": "layers − call",
@@ -41,7 +43,7 @@ _TITLES = {
 }
 #: Metrics shown in percent.
 _SHARES = (
-    *("mfu", "mfu_of_ceiling", "accuracy", "train/accuracy_best", "algorithm/flops_share"),
+    *("mfu", "mfu_of_ceiling", "accuracy", "train/accuracy_best", COVERAGE, PROVEN),
     *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
 )
 #: An exponent with a wider interval is shown as a range.
@@ -251,6 +253,16 @@ def metric_title(metric: Metric) -> str:
 def find_metric(row: Row, name: str) -> Metric | None:
     """Return a metric of a row by its name, or None."""
     return next((metric for metric in row.metrics if metric.name == name), None)
+
+
+def coverage_text(row: Row) -> str:
+    """Return the algorithm coverage, and whether it is proven: `100 %, not verified`; empty without one."""
+    asked, proven = (find_metric(row, name) for name in (COVERAGE, PROVEN))
+    if asked is None or not asked.value or proven is None or proven.value is None:
+        return metric_text(asked)
+    if proven.value == asked.value:
+        return f"{metric_text(asked)}, proven"
+    return f"{metric_text(asked)}, {f'{metric_text(proven)} proven' if proven.value else 'not verified'}"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:

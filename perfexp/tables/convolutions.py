@@ -42,11 +42,11 @@ def sentences(record: Record) -> list[str]:
     """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
     timed = [(point, own) for point in record.points if (own := timed_passes(point))]
     fields = varying(point.key for point, _ in timed)
-    texts = [(point, text) for point, own in timed for text in _of(own, allows_tf32=_allows_tf32(record))]
+    texts = [(point, text) for point, own in timed for text in _of(own, allows_tf32=allows_tf32(record))]
     return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
 
 
-def _allows_tf32(record: Record) -> bool:
+def allows_tf32(record: Record) -> bool:
     """Whether float32 may be multiplied as TF32 where the device can, as by PyTorch's default for convolutions."""
     device, precision = record.environment.get("device"), record.plan.get("precision")
     is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"

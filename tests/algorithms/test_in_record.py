@@ -50,6 +50,7 @@ def test_the_share_that_ran_as_asked_is_in_every_point_also_of_a_size_seen_befor
     for point in measure("winograd"):
         assert point.status is Status.OK
         assert point.metric("algorithm/flops_share").value == pytest.approx(share)
+        assert point.metric("algorithm/proven_share").value == pytest.approx(share)
         layers = {layer["name"]: layer for layer in point.facts["algorithm"]["layers"]}
         assert {name: layer["status"] for name, layer in layers.items()} == {"strided": "fallback", "plain": "ok"}
         assert "stride" in layers["strided"]["reason"]

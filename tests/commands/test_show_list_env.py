@@ -107,6 +107,15 @@ def test_list_alone_names_all_groups(capsys):
     assert {"model", "gpu", "mode", "experiment", "stopping"} <= set(groups)
 
 
+def test_list_probes_names_the_keys_of_the_section(capsys):
+    assert commands.run(["list", "probes"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["probes.layers", "false"]
+    assert last == "options of the group probe: none"
+    assert commands.run(["list", "probes", "--json"]) == 0
+    assert "probes.energy" in json.loads(capsys.readouterr().out)
+
+
 def test_list_of_an_unknown_group_names_the_nearest(capsys):
     assert commands.run(["list", "modles"]) == 2
     assert "model" in capsys.readouterr().err

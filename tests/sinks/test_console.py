@@ -71,6 +71,14 @@ def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Bu
     assert lines[1] == "  batch 4 on Example CPU @ 2.00GHz"
 
 
+def test_fp32_without_tf32_is_marked_on_a_gpu(build: Builder) -> None:
+    record, out = build.record(build.point()), io.StringIO()
+    record.plan["precision"] = {"name": "fp32", "tf32": False}
+    record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}}
+    console(out).results(record)
+    assert out.getvalue().splitlines()[1] == "  224 · batch 1 on NVIDIA H100; fp32 (no TF32)"
+
+
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
     of_run, of_point = (Diagnostic(code="drift", message=f"moved by {share} %", help="wait") for share in (19, 5))
     record = build.record(build.point(doubts=[of_point]), doubts=[of_run])
@@ -215,7 +223,7 @@ def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Bui
     assert "  then second call 60.0 ms" in lines
 
 
-def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) -> None:
+def test_errors_are_printed_before_warnings_and_notes_by_their_codes(build: Builder) -> None:
     codes = ("busy_host", "too_few_samples", "meter_stuck")
     point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
     text = shown(build, point)
@@ -223,7 +231,8 @@ def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) ->
         "error: 224 · batch 1: about meter_stuck (meter_stuck)",
         "warning: 224 · batch 1: about busy_host (busy_host)",
     ]
-    assert "too_few_samples" not in text
+    assert text.splitlines()[-3:-2] == ["notes: too_few_samples (report.md)"]
+    assert "too_few_samples" not in shown(build, point, quiet=True)
 
 
 def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None:

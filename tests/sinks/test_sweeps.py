@@ -23,19 +23,24 @@ def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None
 
 
 def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> None:
-    """Of a run by torch's own choice nothing was asked; a phase is a line of its own."""
+    """Of a run by torch's own choice nothing was asked; a phase is a line of its own, and says what is proven."""
 
     def point(phase: str, share: float | None) -> Point:
         found = build.point(phase=phase)
-        found.metrics += [] if share is None else [Metric(name="algorithm/flops_share", value=share, unit="1")]
+        shares = {} if share is None else {"flops": share, "proven": proven[phase] * share}
+        found.metrics += [
+            Metric(name=f"algorithm/{name}_share", value=value, unit="1") for name, value in shares.items()
+        ]
         return found
 
+    proven = {"train": 0.0, "inference": 1.0}
     axes = [{"algorithm": name} for name in ("default", "gemm", "fft")]
     shares = (None, None), (1.0, 1.0), (0.19, 0.106)
     runs = [[point("train", one), point("inference", other)] for one, other in shares]
     grid = sweep_summary.runs(*build.sweep(axes, runs))
     cells = {column.title: column.cells for column in grid.columns}
-    assert cells["algorithm coverage"] == ("", "", "100 %", "100 %", "19 %", "11 %")
+    texts = ((100, "not verified"), (100, "proven"), (19, "not verified"), (11, "proven"))
+    assert cells["algorithm coverage"] == ("", "", *(f"{share} %, {about}" for share, about in texts))
     assert cells["phase"] == ("train", "inference") * 3
     assert cells["algorithm"] == ("default", "default", "gemm", "gemm", "fft", "fft")
     assert all(cells["samples/s"]), "of one point each"
