@@ -149,8 +149,8 @@ def test_a_report_is_json_a_metric_and_a_doubt(net):
     facts = json.loads(json.dumps(report.facts()))
     assert facts["layers"][0]["status"] == "fallback"
     assert facts["backends"] == ["torch"]
-    share, workspace = report.metrics()
-    assert share.value == report.share
+    share, proven, workspace = report.metrics()
+    assert share.value == proven.value == report.share
     assert workspace.value is None
     assert "stem: the kernel is 7×7" in report.doubts()[0].message
     assert Forced(name="gemm").report().doubts() == []
