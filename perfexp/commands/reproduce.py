@@ -190,7 +190,7 @@ def _settle(
 
 
 def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
-    """Overrides with the batches that a search has found, but for keys given now: there is no other search."""
+    """Overrides with the batches that a search has found, so that it is not repeated; keys that are given now stay."""
     shared, overrides = record.plan.get("batch_size"), []
     for phase in TIMED:  # names of a record may not choose keys
         key, own = f"mode.{phase}.batch_size", environment.fact_at(record.plan, f"mode.{phase}.batch_size")
