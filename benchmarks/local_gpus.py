@@ -1,10 +1,11 @@
 """The runs of a sweep on two GPUs of one machine, beside one GPU: wall time, and the times that are measured.
 
-    python benchmarks/local_gpus.py [--gpus 2] [--models resnet50,vgg16] [--batches 1,8,32,64] [--rounds 2]
+    python benchmarks/local_gpus.py [--gpus 2] [--models resnet50,vgg16] [--batches 1,8,32,64] [--rounds 2] [--out DIR]
 
 Each round measures the same sweep on one GPU, on all with `exclusive=false`, and with `exclusive=true`. The claims:
 with `exclusive=false` at most 0.6 of the wall time of one GPU, and `device` within 1 %; with `exclusive=true` the
 intervals of latency and throughput overlap with those of one GPU. `--options gpu=fake` tries it without GPUs.
+The runs stay in the folder `--out`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -35,14 +36,15 @@ def main() -> int:
     }
     seconds: dict[str, list[float]] = defaultdict(list)
     times: dict[str, dict[str, list[Summary]]] = {way: defaultdict(list) for way in ways}
-    with tempfile.TemporaryDirectory() as name:
+    with suppress(KeyboardInterrupt):  # a machine that is lent by the minute: what is complete counts
         for number in range(arguments.rounds):
             for way, launcher in ways.items():
-                folder = Path(name) / f"{way.replace(' ', '-')}-{number}"
-                seconds[way].append(_sweep(folder, [*arguments.options, *launcher], arguments))
+                folder = arguments.out / f"{way.replace(' ', '-')}-{number}"
+                took = _sweep(folder, [*arguments.options, *launcher], arguments)
+                seconds[way].append(took)
                 for file in folder.glob("*/record.json"):
                     _collect(Record.load(file), times[way])
-    ratios = {way: statistics.median(seconds[way]) / statistics.median(seconds["one GPU"]) for way in ways}
+    ratios = {way: statistics.median(seconds[way]) / statistics.median(seconds["one GPU"]) for way in seconds}
     print(json.dumps({"wall_seconds": seconds, "wall_ratio": ratios}))
     for way in ("together", "turns"):
         for kind in ("device", "latency", "throughput"):
@@ -91,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", default="resnet50,vgg16")
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("local_gpus"), help="folder of the runs")
     parser.add_argument("--options", nargs="*", default=["stopping=brisk"])
     return parser
 

@@ -299,7 +299,7 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
     layer, inputs = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 9, 8)
     exact = Forced(name="gemm", backend="cudnn")
     with exact.applied(session(layer)):
-        assert exact.output_error(inputs).value == 0
+        assert exact.output_error(inputs).value < 1e-6  # torch's own kernels round by the layout that they choose
     native = Forced(name="native")
     with native.applied(session(layer)):
         assert native.run_baseline("default", lambda: torch.backends.mkldnn.enabled)
