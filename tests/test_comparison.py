@@ -61,6 +61,7 @@ def test_runs_that_differ_by_more_than_their_processes_need_a_history():
     assert differing(with_history) <= 0.05
 
 
+@pytest.mark.slow
 def test_few_of_the_verdicts_of_a_sweep_of_100_points_are_false():
     false, named = np.mean([comparison.sweep(seed) for seed in range(10)], axis=0)
     assert false <= 0.05

@@ -23,6 +23,7 @@ def answer(command):
         return str(error)
 
 
+@pytest.mark.slow
 def test_remembered_compositions_are_those_that_hydra_makes(monkeypatch):
     twice = [*COMMANDS, *COMMANDS]
     remembered = [answer(command) for command in twice]

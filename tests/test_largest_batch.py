@@ -184,6 +184,7 @@ def batches(record):
     return {one.key.phase: one.key.batch_size for one in record.points if one.key.replicate == 0}
 
 
+@pytest.mark.slow
 def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn, capsys):
     code, printed, [record] = run.shared(*SEARCH, "output_dir=x")
     assert (code, record.status) == (0, Status.OK)

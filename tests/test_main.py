@@ -100,6 +100,7 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
     assert Path("x/run.log").read_text().count("--what=ttfp") == 1
 
 
+@pytest.mark.slow
 def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
     small = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu")
     code, _, [record] = run(*small, "input_size=16", "ttfp=true", "tracking=none", "output_dir=x")
@@ -135,6 +136,7 @@ def test_where_output_goes_is_not_part_of_the_plan(run):
     assert one.plan_hash == two.plan_hash
 
 
+@pytest.mark.slow
 def test_the_parent_never_imports_torch(tmp_path):
     code = (
         "import sys; from perfexp.main import main; "

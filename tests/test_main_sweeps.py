@@ -279,6 +279,7 @@ def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_pat
     assert Record.load(folder).sweep.uid == Sweep.load(tmp_path / "s").uid
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_are_not_handed_to_other_launchers(tmp_path):
     plugin = tmp_path / "hydra_plugins" / "perfexp_other"
     plugin.mkdir(parents=True)

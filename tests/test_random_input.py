@@ -103,6 +103,7 @@ def keys():
 
 @DRAWN
 @given(data=st.data())
+@pytest.mark.slow
 def test_a_random_configuration_is_a_plan_or_one_line(data, keys):
     groups = data.draw(st.lists(st.sampled_from(sorted(GROUPS)), max_size=3, unique=True))
     chosen = [f"{name}={data.draw(st.sampled_from(GROUPS[name]))}" for name in groups]
@@ -168,6 +169,7 @@ LOGS = sorted(path for path in (Path(__file__).parent / "speed" / "data").rglob(
 
 @DRAWN
 @given(seed=st.integers(0, 10**9))
+@pytest.mark.slow
 def test_a_damaged_log_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):
     folder = tmp_path_factory.mktemp("log")
     source = LOGS[seed % len(LOGS)]
@@ -180,6 +182,7 @@ def test_a_damaged_log_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):
 @settings(DRAWN, max_examples=EXAMPLES // 4)  # each draws a picture
 @given(seed=st.integers(0, 10**9))
 @example(seed=32845628)  # no launch has all that it takes
+@pytest.mark.slow
 def test_a_damaged_file_of_ncu_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):
     folder = tmp_path_factory.mktemp("ncu")
     made = (wide_form if seed % 2 else long_form)(many(6, seed % 7 + 1))
@@ -189,6 +192,7 @@ def test_a_damaged_file_of_ncu_is_an_answer_or_one_line(seed, tmp_path_factory, 
 
 @DRAWN
 @given(seed=st.integers(0, 10**9))
+@pytest.mark.slow
 def test_a_damaged_record_is_an_answer_or_one_line(seed, tmp_path_factory, make_record, leave_run, capsys):
     folder = leave_run(make_record(), tmp_path_factory.mktemp("run") / "x")
     record = folder / "record.json"

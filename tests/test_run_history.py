@@ -48,6 +48,7 @@ def half_width(record):
     return row_of(record).times["device"].median.relative_half_width
 
 
+@pytest.mark.slow
 def test_from_the_third_run_on_the_interval_is_that_of_runs(measure):
     records = [measure() for _ in range(6)]
     assert [row_of(record).runs for record in records] == [0, 0, 2, 3, 4, 5]
@@ -67,6 +68,7 @@ def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsy
     assert "± this machine: another run of the same command, by 2 earlier runs of it" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
     for _ in range(3):
         measure("replicate=3")
@@ -81,6 +83,7 @@ def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
     assert (alone.processes, alone.runs) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_processes_are_named_until_runs_count(measure, capsys):
     measure("replicate=3")
     measure("replicate=3")
@@ -102,6 +105,7 @@ def test_other_extent_of_the_measurement_is_the_same_command(measure):
     assert row_of(measure("stopping=coarse", "percentiles=[50]")).runs == 2
 
 
+@pytest.mark.slow
 def test_no_more_runs_are_remembered_than_the_limit(measure, monkeypatch):
     monkeypatch.setattr(run_history, "_MOST_RUNS", 3)
     runs = [row_of(measure()).runs for _ in range(6)]

@@ -47,6 +47,7 @@ def is_complete(folder):
 
 
 @pytest.mark.parametrize("where", some_of(["| true", "| head -1", ">&-", "> /dev/full"], 2))
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_stdout_and_says_so_once(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)
     assert code == 0, told
@@ -56,12 +57,14 @@ def test_a_run_goes_on_without_its_stdout_and_says_so_once(tmp_path, where):
 
 
 @pytest.mark.parametrize("where", some_of(["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2> /dev/full"], 2))
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_stderr(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)
     assert (code, told) == (0, "")
     assert is_complete(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_failure_has_its_exit_code_also_when_nobody_hears_of_it(tmp_path):
     assert shell(f"{UNDRAWN} {FAKE} model.faults.fail=1 >&- 2>&-", tmp_path) == (1, "")
     assert shell(f"{PERFEXP} nonsense=1 >&- 2>&-", tmp_path) == (2, "")
@@ -75,6 +78,7 @@ def test_a_command_ends_as_ever_without_its_stdout(tmp_path, command, where):
     assert len(told.splitlines()) <= 1
 
 
+@pytest.mark.slow
 def test_results_never_go_where_a_closed_stdout_was(tmp_path):
     """The lowest free descriptor is the next one that is opened: nothing that is printed may end in a file."""
     code, _ = shell(f"{UNDRAWN} {FAKE} >&-", tmp_path)

@@ -267,6 +267,7 @@ def test_each_thread_has_a_handle_on_the_current_stream(cudnn, monkeypatch):
     assert scripted.calls[-1][-1] == 2
 
 
+@pytest.mark.slow
 def test_the_operators_are_what_torch_wants_of_operators(cudnn):
     cudnn()
     for last, engine in ((False, "cudnn.gemm"), (True, "cudnn.implicit_gemm"), (False, "default"), (True, "benchmark")):

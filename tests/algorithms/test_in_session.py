@@ -112,6 +112,7 @@ def test_a_compiled_session_measures_its_sizes_by_the_algorithm():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_algorithms_do_not_import_the_compiler():
     command = "import sys, perfexp.algorithms.forced; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], timeout=120).returncode == 0

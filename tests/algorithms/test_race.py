@@ -57,6 +57,7 @@ def test_a_race_is_won_by_the_fastest(asynchronous):
     assert facts["races"][outcome.launching.value]["default"]["speedup_low"] == 1
 
 
+@pytest.mark.slow
 def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
     """Eight equal entrants; the nominee is the best of the first race, its gain there is not believed."""
     switched, contained = 0, 0
@@ -71,6 +72,7 @@ def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
     assert contained / RACES >= adapted(0.93, 0.95, RACES) - 0.01
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_five_percent_faster_is_chosen():
     won = 0
     for seed in range(RACES):
@@ -80,6 +82,7 @@ def test_an_engine_that_is_five_percent_faster_is_chosen():
     assert won / RACES >= 0.95
 
 
+@pytest.mark.slow
 def test_what_is_reported_is_not_the_luck_of_the_first_race():
     """The gain of the best of seven equal engines over the default, as printed, is 0 on average."""
     gains = []

@@ -263,6 +263,7 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
     assert local_queue._cores("0000:1c:00.0", tmp_path) == frozenset()
 
 
+@pytest.mark.slow
 def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
     monkeypatch.setattr(local_queue, "subprocess", forking.forking)
     fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")

@@ -57,6 +57,7 @@ def folders(here):
     return sorted(path.parent for path in (here / "x").glob("*/plan.yaml"))
 
 
+@pytest.mark.slow
 def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
@@ -87,6 +88,7 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     assert "repeat its command to continue it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     processes_that_differ, here, capsys, monkeypatch
 ):
@@ -110,6 +112,7 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [4, 4]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(AbRun, "_is_over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

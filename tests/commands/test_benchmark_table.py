@@ -75,6 +75,7 @@ def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, vi
     assert (here / "fake_sp_bs2_fp32_1_speed").is_file()
 
 
+@pytest.mark.slow
 def test_with_several_cards_there_is_a_run_for_one_and_for_all(here, visible, capsys):
     visible(3)
     table("gpu=scripted_card", "model=fake,fastscnn", "percentiles=[0]")  # is refused at once, whatever the model

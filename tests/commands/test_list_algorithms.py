@@ -112,6 +112,7 @@ def strided(name, code, first, second, how, out):
     return code in names[name] and (how["u"], how["v"]) != (1, 1)
 
 
+@pytest.mark.slow
 def test_a_real_command_on_a_cpu_whose_parent_never_imports_torch(tmp_path):
     code = (
         "import sys; from perfexp import commands; "

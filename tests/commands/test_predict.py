@@ -48,6 +48,7 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "(outside_corpus)" in printed
 
 
+@pytest.mark.slow
 def test_other_plans_have_no_time_here(predict, finished):
     folder = finished(*SPARSE).root
     for other in ("precision=fp16", "algorithm=gemm", "execution.channels_last=true", "model.name=other",
@@ -167,6 +168,7 @@ def point(phase, batch_size):
     return Key(phase=phase, input_size=(64, 64), batch_size=batch_size, precision="fp32")
 
 
+@pytest.mark.slow
 def test_memory_is_traced_by_category_without_a_gpu(small):
     trained, report = small.peak(point("train", 8)), small.report(point("inference", 8))
     weights = 11_689_512 * 4

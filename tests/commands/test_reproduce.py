@@ -53,6 +53,7 @@ def change(folder, name, function):
     file.write_text(write(content))
 
 
+@pytest.mark.slow
 def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(run):
     code, printed = run(*AGAIN)
     assert code == 0
@@ -63,6 +64,7 @@ def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(r
     assert len(Record.load(Path("x")).points) == 2
 
 
+@pytest.mark.slow
 def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
     slowed(1.08)
     code, printed = run(*AGAIN, "output_dir=y", "--json")
@@ -80,6 +82,7 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
     assert Path("y/points.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slowed):
     slowed(1.01)
     code, printed = run(*AGAIN)
@@ -187,6 +190,7 @@ os.execv(sys.executable, [sys.executable, "-m", "perfexp", *sys.argv[number + 1 
 """
 
 
+@pytest.mark.slow
 def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, monkeypatch):
     engine = Path("docker").absolute()
     engine.write_text(ENGINE.format(python=sys.executable))

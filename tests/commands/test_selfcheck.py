@@ -42,6 +42,7 @@ def processes_that_differ(monkeypatch):
     monkeypatch.setattr(FakeDevice, "launch", slower)
 
 
+@pytest.mark.slow
 def test_a_planted_spread_is_found_printed_cached_and_measured_once(processes_that_differ, here, capsys):
     command = ["selfcheck", *FAKE, "output_dir=x"]
     assert commands.run([*command, "--json"]) == 0
@@ -163,6 +164,7 @@ def test_doctor_finds_the_selfcheck_of_its_device_driver_and_versions(make_recor
     assert doctor._last_selfcheck(facts, Choice(name="auto")) is None
 
 
+@pytest.mark.slow
 def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, here, capsys):
     run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "ttfp=false")
     for folder in ("before", "after"):
@@ -180,6 +182,7 @@ def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, 
     assert "± this machine: another run, by the processes of its selfcheck of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_of_several_processes_needs_no_selfcheck(processes_that_differ, here):
     assert commands.run(["selfcheck", *FAKE]) == 0
     run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "replicate=2", "tracking=none", "ttfp=false")

@@ -80,6 +80,7 @@ def test_show_of_a_refused_run_says_why(tmp_path, capsys):
     assert "was refused and has no record: there is no such model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*FAKE, "-m", "experiment=sanity", "model.name=a,b,c,d"]) == 0

@@ -446,6 +446,7 @@ def test_a_linear_classifier_does_not_learn_the_stand_in(shapes: Cifar) -> None:
     assert best < 0.4
 
 
+@pytest.mark.slow
 def test_a_small_convolutional_network_learns_the_stand_in(shapes: Cifar) -> None:
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []

@@ -326,6 +326,7 @@ def die_in_epoch_3(pictures: str, folder: str) -> None:
     measuring.measure(KEY)
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_goes_on_to_the_same_weights(pictures: Path, tmp_path: Path) -> None:
     data = Images(root=str(pictures), workers=0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -95,6 +95,7 @@ def test_a_clock_that_drifts_names_its_largest_states_only():
     assert diagnostic(point, "clock_moved").message.endswith("others after the rest")
 
 
+@pytest.mark.slow
 def test_a_steady_clock_is_not_doubted():
     points = [measure(clock_hertz=[1.98e9], clock_noise=0.004, clock_seed=seed, noise=0.01) for seed in range(100)]
     assert all(len(point.facts["clock_hertz"]["device"]) >= 3 for point in points)

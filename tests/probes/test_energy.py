@@ -389,6 +389,7 @@ def jumping(seed, mean_watts, spread_watts):
     return Polyline([(0.01 * index, float(each)) for index, each in enumerate(watts)])
 
 
+@pytest.mark.slow
 def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_the_counter():
     apart, believed = [], []
     for seed in range(40):

@@ -90,6 +90,7 @@ def test_the_ends_count_where_they_are_less_certain_than_the_windows():
 
 @pytest.mark.parametrize("sigma", some_of([6.0, 60.0], 1))
 @pytest.mark.parametrize("script", [{"query_seconds": 1e-3, "tells_tick": True}, {"has_counter": False}])
+@pytest.mark.slow
 def test_the_interval_of_the_power_holds_the_truth(sigma, script):
     held = []
     for seed in range(SIMULATIONS):
@@ -111,6 +112,7 @@ def small(seed, *, rules=None):
     return measuring.measure(call, images_per_call=1)
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_energy_holds_the_truth_where_power_and_pace_fluctuate():
     energies = [small(seed, rules=Rules(plateau_seconds=0.1)) for seed in range(SIMULATIONS)]
     for name, truth in (("per_call_joules", 0.6), ("call_seconds", 4e-3), ("power_mean_watts", 150.0)):

@@ -93,6 +93,7 @@ def test_a_profile_that_is_there_is_not_made_again(run, nsys):
     assert Path("x/points.jsonl").read_bytes() == points
 
 
+@pytest.mark.slow
 def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_settings(run, nsys):
     tool = nsys()
     _, _, [before] = run(*FAKE)
@@ -150,6 +151,7 @@ def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_la
     assert profile_of(record).status is Status.OK
 
 
+@pytest.mark.slow
 def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, nsys):
     nsys(runs=True)
     code, _, [record] = run(*FAKE, "profiler=nsys")

@@ -28,6 +28,7 @@ TORCH = (
 )
 
 
+@pytest.mark.slow
 def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
     code, printed, [record] = run(
         *TORCH,

@@ -79,6 +79,7 @@ def test_a_store_that_fails_ends_the_following_and_not_the_training(training):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(training, leave_run, tmp_path):
     record, points = training
     sink = MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="live")

@@ -286,6 +286,7 @@ def test_a_phase_that_failed_says_so_on_its_own_run(sink, parts, make_record, le
     assert run.info.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run, tmp_path, monkeypatch, in_process):
     from mlflow.tracking._tracking_service.client import TrackingServiceClient
 
@@ -502,6 +503,7 @@ def test_the_experiment_is_the_plans_stage_unless_named(store, make_record, leav
     assert found.artifact_location == (Path(store.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
 
 
+@pytest.mark.slow
 def test_the_users_environment_does_not_leak_in(sink, runs, make_record, leave_run, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")

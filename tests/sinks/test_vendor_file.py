@@ -53,6 +53,7 @@ def test_without_the_key_there_is_no_file(measured):
     assert not list(folder.glob("benchmark_*"))
 
 
+@pytest.mark.slow
 def test_a_side_of_a_comparison_may_be_a_vendor_file(measured, capsys):
     one, two = measured("one", "two", **{"export.vendor_json": "true", "replicate": 3})
     files = [str(next(folder.glob("benchmark_*.json"))) for folder in (one, two)]
