@@ -292,9 +292,17 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
 @pytest.mark.parametrize(
     ("wall", "metrics", "words"),
     [
-        (0.016, {"loop/host_seconds": 0.012}, "63% of the loop's time; the host needs 75% to issue the calls: neither"),
-        (0.016, {"data_share": 0.3, "loop/host_seconds": 0.012}, "63% of the loop's time; loading takes 30% of a call"),
-        (0.016, {}, "63% of the loop's time; the host's time to issue the calls is unknown"),
+        (
+            0.015625,
+            {"loop/host_seconds": 0.012},
+            "64% of the loop's time; the host needs 77% to issue the calls: neither",
+        ),
+        (
+            0.015625,
+            {"data_share": 0.3, "loop/host_seconds": 0.012},
+            "64% of the loop's time; loading takes 30% of a call",
+        ),
+        (0.015625, {}, "64% of the loop's time; the host's time to issue the calls is unknown"),
         (0.012, {"loop/host_seconds": 0.011}, None),
     ],
 )

@@ -12,6 +12,7 @@ _BUSY = 0.8
 #: Share of loading in a call from which it is named as the cause.
 _LOADING = 0.1
 _FASTER_LAUNCHES = "use a larger batch, execution.cuda_graph=true or execution=compile to keep the device busy"
+_FASTER_LOADING = "load faster (data.workers=N), or leave loading out (data=synthetic)"
 
 
 def judge(point: Point) -> list[Diagnostic]:
@@ -27,10 +28,7 @@ def judge(point: Point) -> list[Diagnostic]:
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
     loading, host = (_value(point, name) for name in ("data_share", "loop/host_seconds"))
     if loading is not None and loading >= _LOADING:
-        return (
-            f"loading takes {loading:.0%} of a call",
-            "load faster: data.workers=N, or data=synthetic to leave it out",
-        )
+        return f"loading takes {loading:.0%} of a call", _FASTER_LOADING
     if host is None:
         return "the host's time to issue the calls is unknown", _FASTER_LAUNCHES
     return f"the host needs {host / wall_seconds:.0%} to issue the calls: neither sets the pace alone", _FASTER_LAUNCHES

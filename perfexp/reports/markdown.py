@@ -123,8 +123,9 @@ def _rooflines(record: Record) -> str:
 
 def _show_roofline(roofline: Roofline, console: Console) -> None:
     most = roofline.parts[:_MOST_LAYERS]
-    title = f"{roofline.title}: the top {len(most)} of {len(roofline.parts)} rows (all: perfexp roofline DIR)"
-    console.show_grid(title, roofline_table.grid(roofline, [roofline.total, *most], roofline.notes))
+    which = f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
+    table = roofline_table.grid(roofline, [roofline.total, *most], [which, *roofline.notes])
+    console.show_grid(roofline.title, table)
 
 
 def _fenced(lines: Sequence[str]) -> str:
