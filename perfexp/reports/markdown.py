@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from perfexp.errors import UserError
+from perfexp.host import gpu_sheets
+from perfexp.host.installation import conf_dir
 from perfexp.plots import roofline_table
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
@@ -115,7 +117,7 @@ def _rooflines(record: Record) -> str:
     if not any(is_layers(point.key) for point in record.points):
         return ""
     try:
-        rooflines = of_record(record).values()
+        rooflines = of_record(record, sheets=gpu_sheets.read([conf_dir()])).values()
     except UserError:
         return ""
     return "\n".join(_fenced(lines_of(partial(_show_roofline, roofline))) for roofline in rooflines)

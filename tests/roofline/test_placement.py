@@ -461,4 +461,5 @@ def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_cei
     assert re.search(r"conv0 .* ≈ 100\.0% +≈ 1\.0% +FP32", section)
     assert "conv15" not in section
     assert "Winograd and FFT need fewer FLOPs" in " ".join(section.split())
-    assert "ceilings of the device" not in markdown.report(run_of(make_record, lines))
+    unknown = run_of(make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}})
+    assert "ceilings of the device" not in markdown.report(unknown)
