@@ -9,7 +9,7 @@ from perfexp.devices import cuda
 from perfexp.devices.cuda import CudaDevice
 
 GIB = 2**30
-GIVEN_BACK = "another process freed memory of the board meanwhile, so that the increase is unknown"
+GIVEN_BACK = "another process freed memory of the board during the measurement, which hides the increase"
 
 
 @pytest.mark.parametrize(
