@@ -37,7 +37,8 @@ def dispatch(arguments: list[str]) -> int:
                 print(text)
             return 0
         if usage.is_asked_for(arguments):
-            print(usage.text([conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]))
+            folders = [conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
+            print(usage.text(folders, arguments))
             return 0
         if "--version" in arguments:
             print(f"perfexp {__version__}")

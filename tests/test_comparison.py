@@ -307,6 +307,25 @@ def test_a_higher_rate_is_faster():
     assert found["p95"].ratio == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("times", "is_marked", "note"),
+    [
+        ((1.0,), True, "≈ without an interval of its own: too few effective samples"),
+        ((1.0, 1.001, 0.999), False, "p95 is the mean of the processes' own; perfexp show has the p95 of all"),
+    ],
+)
+def test_a_percentile_is_marked_as_show_marks_it_or_the_difference_is_explained(times, is_marked, note):
+    one, two = (named(name, points=(times,)) for name in ("one", "two"))
+    for point in (*one.points, *two.points):
+        point.series.append(Series(name="latency", samples=point.series[0].samples[:20]))
+    found = compare(one, two, measures=["p95"])
+    grid = comparison_table.grid(found, found.sides[1])
+    assert [cell.startswith("≈ ") for column in grid.columns[2:4] for cell in column.cells] == [is_marked] * 2
+    assert any(line.startswith(note) for line in grid.notes)
+    [line] = comparison_table.csv_lines(found)
+    assert (line["estimated"], line["other_estimated"]) == (is_marked, is_marked)
+
+
 def with_metric(made, name, values, unit="1", width=None):
     """Give each process of a record a figure, with an interval of this relative half-width."""
     for point, value in zip(made.points, values, strict=False):

@@ -30,8 +30,17 @@ def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch,
     assert not [line for line in text.splitlines() if len(line) > 80]
     keys = "probes.energy probes.layers resume=DIR gpu.count algorithm.verify data.root profiler.steps"
     assert [key for key in keys.split() if key not in text] == []
-    assert len(text.splitlines()) < 100
+    assert len(text.splitlines()) <= 60
     assert not list(tmp_path.iterdir())
+
+
+def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(capsys):
+    assert dispatch(["help", "keys"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "    energy_seconds: null    # minimum length of the energy windows; null is 1 s," in lines
+    assert [line for line in lines if line.startswith("  device_lock: wait")]
+    assert any("wide" not in line and "ocrnet_hrnetw48" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfexp.records import growth, summary
+from perfexp.records import diagnostics, growth, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.statistics import estimators
 from perfexp.summaries import remarks
@@ -287,3 +287,38 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
     found = [doubt.message for doubt in summary.row([timed]).doubts if doubt.code == "too_few_samples"]
     assert bool(found) == few
     assert all("several times too narrow" in detail for detail in found)
+
+
+@pytest.mark.parametrize(
+    ("wall", "metrics", "words"),
+    [
+        (
+            0.015625,
+            {"loop/host_seconds": 0.012},
+            "64% of the loop's time; the host needs 77% to issue the calls: neither",
+        ),
+        (
+            0.015625,
+            {"data_share": 0.3, "loop/host_seconds": 0.012},
+            "64% of the loop's time; loading takes 30% of a call",
+        ),
+        (0.015625, {}, "64% of the loop's time; the host's time to issue the calls is unknown"),
+        (0.012, {"loop/host_seconds": 0.011}, None),
+    ],
+)
+def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_record, wall, metrics, words):
+    measured = point(0.01, kind="device", noise=0)
+    measured.series += point(wall, kind="throughput", noise=0).series
+    measured.metrics = [Metric(name=name, value=value, unit="1") for name, value in metrics.items()]
+    found = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
+    assert [doubt.code for doubt in found] == (["device_idle"] if words else [])
+    assert not words or words in found[0].message
+
+
+def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it(make_record):
+    measured = point(0.01, kind="device")
+    measured.series += point(0.02, kind="throughput").series
+    measured.doubts = [diagnostics.make("launch_bound", device=0.5, host=1.0, changed="")]
+    assert [doubt.code for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts] == [
+        "launch_bound"
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -17,35 +17,45 @@ _MEASUREMENTS = {
     "-m model=resnet18,alexnet batch_size=1,8": "a run for each combination",
     "experiment=quick model=vgg16": "10 sizes",
 }
+#: Commands by purpose.
 _COMMANDS = {
-    "list models": "options of a group",
-    "list algorithms model=vgg16": "algorithms for the layers of a model",
-    "doctor": "whether this machine can measure",
-    "selfcheck": "how much processes differ here",
-    "calibrate kernels": "learn the kernels that prove algorithms",
-    "show DIR": "report of a run",
-    "compare A B": "which run is faster, and by how much",
-    "ab A B": "measure A and B in turn until a verdict",
-    "reproduce DIR": "measure a record again: same figures?",
-    "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
-    "predict model=vgg16 gpu=h200": "memory, time and energy without a run",
-    "predict check DIR": "how good predictions are on your records",
-    "baseline add NAME DIR": "named baselines for check",
-    "status": "done, failed, missing and running points",
-    "cancel DIR": "cancel the jobs of a sweep",
-    "job-output RUN": "output of the job of a run",
-    "cluster check": "nodes of SLURM for each gpu=",
-    "export DIR": "one table of many runs, CSV and Parquet",
-    "roofline DIR": "which ceiling limits kernels or layers",
-    "stats DIR": "tables of an nsys profile",
-    "speed DIR": "speed file of a training, or of a log",
-    "benchmark MODEL MODE …": "train a model, write its speed file here",
-    "make-data DIR": "small segmentation data set to try out",
-    "make-data cifar10 DIR": "small stand-in for CIFAR-10",
-    "clean": "delete tables and profiles",
-    "completion bash": "tab completion for bash, zsh or fish",
-    "log DIR": "send records to MLflow again",
-    "ui": "open MLflow",
+    "look": {
+        "show DIR": "report of a run; -v prints all of it",
+        "status": "done, failed, missing, running points",
+        "roofline DIR": "which ceiling limits kernels or layers",
+        "stats DIR": "tables of an nsys profile",
+        "ui": "open MLflow",
+    },
+    "compare": {
+        "compare A B": "which run is faster, and by how much",
+        "ab A B": "measure A and B in turn until a verdict",
+        "reproduce DIR": "measure a record again: same figures?",
+        "check NEW --against OLD": "exit code 1 if a run is slower, for CI",
+        "baseline add NAME DIR": "named baselines for check",
+        "predict model=vgg16": "memory, time and energy without a run",
+        "predict check DIR": "how predictions agree with your records",
+    },
+    "set up": {
+        "doctor": "whether this machine can measure",
+        "selfcheck": "how much processes differ here",
+        "calibrate kernels": "learn the kernels that prove algorithms",
+        "list models": "options of a group, or of all groups",
+        "completion bash": "tab completion for bash, zsh or fish",
+        "make-data DIR": "small data sets to try out",
+        "env": "facts of this machine, as JSON",
+    },
+    "files": {
+        "export DIR": "one table of many runs, CSV and Parquet",
+        "speed DIR": "speed file of a training, or of a log",
+        "benchmark MODEL MODE …": "train a model, write its speed file",
+        "log DIR": "send records to MLflow again",
+        "clean": "delete tables and profiles",
+    },
+    "cluster": {
+        "cluster check": "nodes of SLURM for each gpu=",
+        "job-output RUN": "output of the job of a run",
+        "cancel DIR": "cancel the jobs of a sweep",
+    },
 }
 #: Keys of groups and sections that many runs need.
 _SETTINGS = {
@@ -58,7 +68,9 @@ _SETTINGS = {
     "resume=DIR": "measure what a run or sweep lacks",
 }
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
-COMMANDS = (*dict.fromkeys(example.split()[0] for example in _COMMANDS), "env")
+COMMANDS = tuple(dict.fromkeys(example.split()[0] for examples in _COMMANDS.values() for example in examples))
+#: Argument of `perfexp help` for all options and keys.
+_KEYS = "keys"
 
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
@@ -66,9 +78,8 @@ A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
 and estimated time without measuring, --config-dir DIR adds your own options,
 --json prints results as JSON, --overwrite replaces the results of a folder,
 --max-jobs N allows a sweep of more than 1,000 runs, --hydra-help explains
-Hydra's other flags.
-`perfexp COMMAND --help` explains a command (those above, and env); README.md
-has the rest."""
+Hydra's other flags. `perfexp COMMAND --help` explains a command, and
+`perfexp help keys` all options and keys; README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -76,21 +87,39 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
     return not arguments or arguments[0] == "help" or any(argument in ("--help", "-h") for argument in arguments)
 
 
-def text(folders: Sequence[Path]) -> str:
-    """Return the help."""
+def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
+    """Return the help for a command line that requests it: the overview, or all options and keys (`help keys`)."""
     options: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
             options.setdefault(file.parent.name, set()).add(file.stem)
+    if [*arguments[:2]] == ["help", _KEYS]:
+        return "\n".join(_details(options, folders[0] / "config.yaml"))
+    width = max(map(len, _COMMANDS)) + 2
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
-    examples += [f"  perfexp {words:<30}{about}".rstrip() for words, about in _COMMANDS.items()]
+    commands = [
+        f"{(purpose if not number else '').ljust(width)}perfexp {words:<23} {about}"
+        for purpose, lines in _COMMANDS.items()
+        for number, (words, about) in enumerate(lines.items())
+    ]
     settings = [f"  {words:<38}{about}" for words, about in _SETTINGS.items()]
+    names = _filled("Groups", sorted(options)), _filled("Keys", _names(folders[0] / "config.yaml"))
+    return "\n".join([_HEADER, "", *examples, "", *commands, "", *names, *settings, _FOOTER])
+
+
+def _filled(title: str, names: Sequence[str]) -> str:
+    return textwrap.fill(f"{title}: {', '.join(names)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _details(options: Mapping[str, set[str]], file: Path) -> Iterator[str]:
+    """All groups with their options, and all keys of config.yaml with their defaults and comments."""
+    yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options), default=0) + 4
-    shorten = partial(textwrap.shorten, width=_WIDTH - width, placeholder=" …")
-    groups = [f"  {name}".ljust(width) + shorten(", ".join(sorted(options[name]))) for name in sorted(options)]
-    keys = _keys(folders[0] / "config.yaml")
-    title = "Groups (group=option; perfexp list GROUP has all options):"
-    return "\n".join([_HEADER, "", *examples, "", title, *groups, "", "Keys:", *keys, *settings, _FOOTER])
+    for name in sorted(options):
+        text = f"{f'  {name}'.ljust(width)}{', '.join(sorted(options[name]))}"
+        yield textwrap.fill(text, _WIDTH, subsequent_indent=" " * width, break_on_hyphens=False)
+    yield "\nKeys with their defaults (key=value, or section.key=value):"
+    yield from _keys(file)
 
 
 def keys_of(file: Path) -> set[str]:
@@ -107,9 +136,24 @@ def keys_below(file: Path, section: str) -> dict[str, str]:
     return {f"{section}.{key}": value.strip() for key, _, value in pairs}
 
 
-def _keys(file: Path) -> list[str]:
-    """Return the lines of config.yaml that set a value at the top level, with their comments, which are wrapped."""
+def _names(file: Path) -> list[str]:
+    """Return the keys at the top level of config.yaml that have a value, in the order of the file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [line.partition(":")[0] for line in lines if line[:1].isalpha() and not _is_section(line)]
+
+
+def _keys(file: Path) -> Iterator[str]:
+    """Yield the lines of config.yaml that set keys, sections included, with their comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
     fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
-    keys = (line for line in lines if line[:1].isalpha() and line.partition("#")[0].rstrip()[-1] != ":")
-    return [fill(f"  {key}") for key in keys]
+    section = ""
+    for line in lines:
+        if line[:1].isalpha():
+            section = line.partition(":")[0] if _is_section(line) else ""
+        is_key = line[:1].isalpha() or (section and line.lstrip()[:1].isalpha())
+        if is_key and section not in ("defaults", "hydra"):
+            yield fill(f"  {line}")
+
+
+def _is_section(line: str) -> bool:
+    return line.partition("#")[0].rstrip()[-1:] == ":"

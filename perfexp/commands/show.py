@@ -32,6 +32,7 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics and the notes, too.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write an interactive page of the plots.")
     ] = None,
@@ -41,7 +42,7 @@ def show(
     """Show what was measured, as it was shown then."""
     if html is not None:
         refuse_to_overwrite([html], "Choose another file with --html FILE", force=force)
-    console = Console(quiet=quiet)
+    console = Console(quiet=quiet, verbose=verbose)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         _show_sweep(console, folder, html, as_json=as_json)
         return

@@ -18,7 +18,7 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
-from perfexp.summaries.wording import percent, with_width
+from perfexp.summaries.wording import ANOTHER_RUN, TOO_FEW, percent, with_width
 
 #: Symbol of each verdict, since color alone does not show it.
 SYMBOLS = {
@@ -73,7 +73,7 @@ def header(comparison: Comparison) -> list[str]:
 def _intervals(level: float) -> str:
     """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
     if not level:
-        return f"no intervals before {sequential.LEAST} processes of each side"
+        return f"no intervals before {sequential.LEAST} processes of each side: {ANOTHER_RUN}"
     looks = "" if level == ALPHA else f" at this look at processes in turn, {bare(1 - ALPHA)} at all looks together"
     return f"{confidence(level)} intervals{looks}"
 
@@ -88,20 +88,32 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     further = [str(pair.further_processes or "") for pair in pairs]
     undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
-    notes = [*undecided, *_clock_note(pairs), *_means(comparison, side)]
+    notes = [*_figure_notes(pairs), *undecided, *_clock_note(pairs), *_means(comparison, side)]
     notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
             Column("point", (pair.point for pair in pairs), prose=True, is_key=True),
-            Column(comparison.sides[0].name, (figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
-            Column(side.name, (figure(pair.other, pair.unit) for pair in pairs), rank=1),
+            Column(comparison.sides[0].name, (_own(pair, pair.baseline, pair.estimated[0]) for pair in pairs), rank=2),
+            Column(side.name, (_own(pair, pair.other, pair.estimated[1]) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
             Column("verdict", map(verdict_of, pairs), prose=True, styles=[STYLES[pair.verdict] for pair in pairs]),
             *([Column("+N", further, rank=3)] if any(further) else []),
         ],
         notes,
     )
+
+
+def _own(pair: Compared, value: float, is_estimated: bool) -> str:
+    return f"{'≈ ' * is_estimated}{figure(value, pair.unit)}"
+
+
+def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
+    """How the figures of the sides are to be read beside those of `perfexp show`."""
+    notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
+    if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
+        notes.append("p95 is the mean of the processes' own; perfexp show has the p95 of all their calls together")
+    return notes
 
 
 def _undecided(pairs: Sequence[Compared]) -> list[str]:
@@ -121,8 +133,8 @@ def _undecided(pairs: Sequence[Compared]) -> list[str]:
         )
     if any(pair.low is None for pair in pairs):
         notes.append(
-            "no interval: a side has the figure of one process only, which does not show how processes differ; "
-            "measure it again with replicate=3, or after perfexp selfcheck"
+            f"no interval: a side has the figure of one process only, and {ANOTHER_RUN}; measure it again with "
+            "replicate=3, or after perfexp selfcheck"
         )
     return notes
 
@@ -251,6 +263,7 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
     for pair in comparison.pairs:
         line = msgspec.to_builtins(pair)
         line["processes"], line["other_processes"] = pair.processes
+        line["estimated"], line["other_estimated"] = pair.estimated
         line |= line.pop("key") | {"input_size": pair.key.size_label}
         line["confounders"] = ";".join(pair.confounders)
         lines.append(line)

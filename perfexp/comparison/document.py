@@ -34,6 +34,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         key: key of the baseline's point.
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
+        estimated: whether the figure of each is that of one process without an interval, too few samples for one.
         ratio: other over baseline.
         low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
@@ -64,6 +65,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     clock: str | None = None
     further_processes: int | None = None
     confounders: tuple[str, ...] = ()
+    estimated: tuple[bool, bool] = (False, False)
 
 
 class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

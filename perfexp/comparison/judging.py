@@ -275,7 +275,12 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
+        estimated=(_is_estimated(baseline), _is_estimated(other)),
     )
+
+
+def _is_estimated(figure: Repeats) -> bool:
+    return len(figure.values) == 1 and figure.within is None
 
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:

@@ -208,7 +208,7 @@ class CudaDevice(Device):
             return None, self._no_board or "the driver does not report the memory in use"
         more = used - self._used_before_bytes
         if more < torch.cuda.memory_reserved():
-            return None, "less than torch's own: another process must have freed memory"
+            return None, "another process freed memory of the board during the measurement, which hides the increase"
         return more, None
 
     def _measure_spin(self) -> float:

@@ -141,7 +141,8 @@ def add_cycles(point: Point) -> None:
         return
     clocks = point.facts.get("loaded_sm_clock_hertz", {}).get(series.name)
     cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
-    reason = None if clocks else "no clock was read during the calls: that takes NVML and probes.loaded_clock=true"
+    missing = "the clock could not be read during the calls; that needs an NVIDIA driver and probes.loaded_clock=true"
+    reason = None if clocks else missing
     name = "device/cycles_per_call"
     point.metrics.append(Metric(name=name, value=cycles, unit="1", reason=reason, estimated=bool(clocks)))
 

@@ -98,7 +98,7 @@ def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, 
         ("binds", 0, lambda row: row.binds or "–"),
     )
     made = (
-        Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=word is name)
+        Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=word is name, is_key=word is name)
         for title, rank, word in columns
     )
     return Grid(columns=tuple(made), notes=tuple(notes))

@@ -89,6 +89,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the device is busy {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls{changed}",
         "use a larger batch or execution=compile to keep the device busy",
     ),
+    "device_idle": _warning("the device is busy {device:.0%} of the loop's time; {cause}", "{advice}"),
     # --- `device`, the time on the device itself ---
     "queue_starved": _warning(
         "in {blocks} blocks the device ran out of work before the host had filled the launch queue",

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from perfexp.records import disturbances, growth, sampling
+from perfexp.records import disturbances, growth, idleness, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -224,6 +224,8 @@ def row(
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
     doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
+    if not any(item.code == "launch_bound" for item in doubts):
+        doubts += idleness.judge(first)
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return Row(

@@ -36,8 +36,10 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Width for files and pipes: their lines are not broken.
 _ENDLESS = 10_000
-#: Width of the lines in a file.
+#: Width of the prose in a file.
 _PAGE = 100
+#: Width of tables of many metrics, which no terminal would have room for.
+_MOST_WIDTH = 80
 #: Colors of lines that begin with a severity.
 _STYLES = {"error": "red", "warning": "yellow"}
 #: Title of lines that begin with a status: failed, unsupported, oom, ….
@@ -48,14 +50,22 @@ class Console:
     """Reports on stdout, errors on stderr; the arguments may replace the streams and the terminal's width.
 
     Lines are plain (no colors, no bar, no drawn lines) if stdout is not a terminal, with `NO_COLOR`, and with quiet,
-    which leaves out everything but results, errors, warnings, failures and paths.
+    which leaves out everything but results, errors, warnings, failures and paths. Verbose adds the metrics and notes
+    that are in report.md otherwise. `page` is the width of lines of prose, if it is not that of the tables.
     """
 
     def __init__(
-        self, *, quiet: bool = False, out: TextIO | None = None, err: TextIO | None = None, width: int | None = None
+        self,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        width: int | None = None,
+        page: int | None = None,
     ) -> None:
         out, err = out or sys.stdout, err or sys.stderr
-        self.quiet = quiet
+        self.quiet, self._verbose, self._page = quiet, verbose, page
         self._headed: str | None = None
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
@@ -109,10 +119,10 @@ class Console:
             self._tables(record, table)
         diagnostics = raised_diagnostics(record, table)
         for raised in diagnostics:
-            if not raised.worst.is_note:
+            if self._verbose or not raised.worst.is_note:
                 self._diagnostics(raised.lines)
         notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
-        if notes and not self.quiet:
+        if notes and not self.quiet and not self._verbose:
             self._line(f"notes: {', '.join(notes)} (report.md)")
         self._section(_NOT_MEASURED, failures(record), style="red")
 
@@ -138,11 +148,13 @@ class Console:
         """Whether a table fits the terminal with each of its rows on one line."""
         return grid.whole_width <= self._out.width - 2
 
-    def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
-        """Print any table below its title, and failures below it."""
+    def show_grid(
+        self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = (), width: int | None = None
+    ) -> None:
+        """Print any table below its title, in a width that is at most the terminal's, and failures below it."""
         self._line(one_line(title), style="bold")
         if grid:
-            self._grid(grid)
+            self._grid(grid, width)
         self._section(_NOT_MEASURED, not_measured, style="red")
 
     def show_lines(self, title: str, lines: Sequence[str]) -> None:
@@ -175,15 +187,15 @@ class Console:
         self._section("scaling with the input size", scaling_lines(rows))
         self._section("convolutions", convolutions.sentences(record))
         self._section("ranks", overview.ranks(record))
-        tables = {
-            "across processes": overview.processes(rows),
-            "phases": overview.phases(rows),
-            "other metrics": overview.metrics(rows),
-        }
-        for title, grid in tables.items():
-            if grid:  # one figure a line is better than columns that are left out
-                is_listed = len(grid.lines) == 1 and not self.has_room(grid)
-                self.show_grid(title, grid.transposed() if is_listed else grid)
+        metrics = overview.metrics(record, rows, is_brief=not self._verbose)
+        for title, grid, width in (
+            ("across processes", overview.processes(rows), None),
+            ("phases", overview.phases(rows), None),
+            ("other metrics", metrics, _MOST_WIDTH),
+        ):
+            if grid:  # one figure a line is better than several tables
+                is_listed = len(grid.lines) == 1 and grid.whole_width > min(self._out.width, width or _ENDLESS) - 2
+                self.show_grid(title, grid.transposed() if is_listed else grid, width=width)
         firsts = first_predictions(record)
         fields = varying(first.key for first in firsts)
         parts = [[label(first.key, fields), *first_prediction_text(first).split("; ")] for first in firsts]
@@ -211,19 +223,20 @@ class Console:
         for line in filter(None, lines):
             self._line(one_line(line), indent=2 + _indent(line))
 
-    def _grid(self, grid: Grid) -> None:
-        width = self._out.width - 2
-        grid = grid.fitted(width)
-        if self.plain:
-            for line in grid.text(width) if grid.columns else ():
-                self._line(line, indent=2)
-        elif grid.columns:
-            self._out.print(Padding(_table(grid, width), (0, 0, 0, 2), expand=False))
+    def _grid(self, grid: Grid, width: int | None = None) -> None:
+        width = min(self._out.width, width or _ENDLESS) - 2
+        for part in grid.parts(width):
+            if self.plain:
+                for line in part.text(width) if part.columns else ():
+                    self._line(line, indent=2, width=self._out.width)
+            elif part.columns:
+                self._out.print(Padding(_table(part, width), (0, 0, 0, 2), expand=False))
         for note in grid.notes:
             self._line(note, indent=2)
 
-    def _line(self, text: str, *, style: str = "", indent: int = 0) -> None:
-        self._out.print(Padding(Text(printable(text), style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
+    def _line(self, text: str, *, style: str = "", indent: int = 0, width: int | None = None) -> None:
+        words = Text(printable(text), style=style, overflow="fold")
+        self._out.print(Padding(words, (0, 0, 0, indent), expand=False), width=width or self._page)
 
     def _to_copy(self, title: str, lines: Sequence[str]) -> None:
         """Print paths and links: no line is broken, so that a terminal copies it whole; nothing without lines."""
@@ -234,9 +247,9 @@ class Console:
 
 
 def lines_of(show: Callable[[Console], object]) -> list[str]:
-    """Return what a function prints on a console, as plain lines of at most 100 characters."""
+    """Return what a function prints on a console, as plain lines: prose of at most 100 characters, and whole tables."""
     out = io.StringIO()
-    show(Console(out=out, width=_PAGE))
+    show(Console(out=out, page=_PAGE))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from perfexp.errors import UserError
+from perfexp.host import gpu_sheets
+from perfexp.host.installation import conf_dir
+from perfexp.plots import roofline_table
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
-from perfexp.records.record import Record
+from perfexp.records.record import Record, is_layers
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.reports import overview
-from perfexp.reports.console import lines_of
+from perfexp.reports.console import Console, lines_of
+from perfexp.roofline import Roofline, of_record
 from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import Grid, escape_markdown
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
@@ -23,6 +29,8 @@ from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
+#: Layers of a roofline.
+_MOST_LAYERS = 15
 #: Texts of facts whose names end in these units, up to a number that no machine has.
 _MOST = 1e18
 _FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
@@ -70,28 +78,56 @@ def markdown(record: Record) -> str:
 
 
 def report(record: Record, plots: Sequence[str] = ()) -> str:
-    """Return report.md: the lines of the console, plots, all figures, notes, environment and command.
+    """Return report.md: the lines of the console, plots, all metrics, notes, environment and command.
 
     Args:
         plots: names of the files of the plots beside the report.
     """
     about, table = subject(record.plan, record.environment), rows(record)
     status = f"{record.status.value}, measured from {record.started} to {record.ended}"
-    others, loads, trained = overview.metrics(table), overview.loads(record), overview.epochs(record)
-    listed = _list(others.listed()) if others and len(others.lines) > 1 else ""
+    others, loads, trained = overview.metrics(record, table), overview.loads(record), overview.epochs(record)
     _, notes = _diagnostics(record, table)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n\n{escape_markdown(status)}\n",
         _fenced(lines_of(lambda console: console.results(record))),
         "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots),
-        _section("All figures", listed),
+        _section("All metrics", _all(others) if others else ""),
         _section("Epochs", trained.markdown() if trained else ""),
+        _section("Layers and the ceilings of the device", _rooflines(record)),
         _section("Clock and power under load", loads.markdown() if loads else ""),
         notes,
         f"<details>\n<summary>Environment</summary>\n\n{_items(_environment(record.environment))}\n</details>\n",
         _section("To measure it again", _again(record)),
     ]
     return "\n".join(filter(None, sections))
+
+
+def _all(metrics: Grid) -> str:
+    """The metrics that all points have in common as lines, the others as tables, and the notes."""
+    keys = [column for column in metrics.columns if column.is_key]
+    figures = [column for column in metrics.columns if not column.is_key]
+    common = Grid([*keys, *(column for column in figures if len(set(column.cells)) == 1)])
+    rest = [column for column in figures if len(set(column.cells)) > 1]
+    tables = Grid([*keys, *rest]).markdown() if rest else ""
+    return "\n".join(filter(None, (_list(common.listed()), tables, _list(metrics.notes))))
+
+
+def _rooflines(record: Record) -> str:
+    """The longest layers of each phase with their shares of the ceilings; empty without layers or known ceilings."""
+    if not any(is_layers(point.key) for point in record.points):
+        return ""
+    try:
+        rooflines = of_record(record, sheets=gpu_sheets.read([conf_dir()])).values()
+    except UserError:
+        return ""
+    return "\n".join(_fenced(lines_of(partial(_show_roofline, roofline))) for roofline in rooflines)
+
+
+def _show_roofline(roofline: Roofline, console: Console) -> None:
+    most = roofline.parts[:_MOST_LAYERS]
+    which = f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
+    table = roofline_table.grid(roofline, [roofline.total, *most], [which, *roofline.notes])
+    console.show_grid(roofline.title, table)
 
 
 def _fenced(lines: Sequence[str]) -> str:
@@ -135,7 +171,7 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     yield _section("Phases of a call", phases.markdown() if phases else "")
     trained = overview.epochs(record)
     yield _section("Epochs", trained.markdown() if trained else "")
-    loads, others = overview.loads(record), overview.metrics(table)
+    loads, others = overview.loads(record), overview.metrics(record, table)
     yield _section("Clock and power under load", loads.markdown() if loads else "")
     yield _section("Other metrics", _list([*others.listed(), *others.notes]) if others else "")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,12 +11,13 @@ import msgspec
 
 from perfexp.records import units
 from perfexp.records.point_times import GRAPH
-from perfexp.records.record import Key, Point, Record, Status
+from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
+from perfexp.tables import convolutions
 
 #: Metrics that have columns of their own, and metrics for the CSV only.
 _SHOWN_ELSEWHERE = (
@@ -26,6 +28,15 @@ _SHOWN_ELSEWHERE = (
     "phases_over_whole",
     "loop/host_seconds",
     wording.METER_ACCURACY,
+)
+#: Metrics that `perfexp show -v` and report.md have, by the beginnings of their names.
+_DETAILS = (
+    *("memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
+    *("work/forward_macs", "work/bytes_min", "work/activation_bytes"),
+    *("train/loss_first", "train/evaluation_seconds", "train/checkpoint_seconds"),
+    *("algorithm/workspace_peak_bytes", "algorithm/launched_share", "algorithm/promised_", "layers/unattributed_share"),
+    *("energy/counter_", "energy/integral_", "energy/window_", "energy/calls", "energy/call_", "energy/meter_"),
+    *("energy/queued_power_", "energy/queued_call_", "energy/net_per_call_", "energy/net_per_epoch_"),
 )
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
@@ -40,20 +51,30 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     kinds = wording.time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
     prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
-    asked = [number for number in percentiles if number != 50 or services != kinds]
+    asked = [number for number in percentiles if number != 50]
     columns = [
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
-        Column(f"{GRAPH} p50", map(_graph_text, rows), rank=30),
-        *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)),
+        Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
+        Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
+        *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
         Column("samples/s", (wording.rate_text(row.samples_per_second) for row in rows), rank=1),
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
     shortages = (_shortage_note(rows, number, prefix) for number in asked)
-    notes = [wording.scope(rows), *shortages, *wording.rate_notes(rows)]
+    others = " and ".join(kind for kind in services if kind != "latency")
+    names = " and ".join(f"p{number:g}" for number in asked)
+    mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
+    notes = [wording.scope(rows), mixed, *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _latency_text(row: Row) -> str:
+    """The median latency with its interval, of a row whose main time is another one."""
+    time = row.times.get("latency")
+    return wording.interval_text(time.median) if time and row.time_kind != "latency" else ""
 
 
 def _graph_text(row: Row) -> str:
@@ -117,35 +138,58 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     return Grid(columns).without_empty()
 
 
-def metrics(rows: Sequence[Row]) -> Grid | None:
-    """Return the other metrics; None if there are none but those of the main table."""
-    others = [
+def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False) -> Grid | None:
+    """Return the other metrics; None if there are none but those of the main table.
+
+    Args:
+        is_brief: whether to leave out details, which a note counts.
+    """
+    every = [
         metric
         for row in rows
         for metric in row.metrics
         if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
     ]
+    others = [metric for metric in every if not (is_brief and metric.name.startswith(_DETAILS))]
+    left_out = len({metric.name for metric in every} - {metric.name for metric in others})
     titles = {metric.name: wording.metric_title(metric) for metric in others if metric.value is not None}
     having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
     columns = [
         Column(title, [_metric_text(row, name) for row in having], rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
-    lacking: dict[str, list[str]] = {}
-    warned = "\n".join(diagnostic.message for row in rows for diagnostic in row.doubts if not diagnostic.is_note)
-    for metric in others:
-        if metric.reason and metric.reason not in warned:
-            lacking.setdefault(metric.reason, []).append(wording.metric_title(metric))
-    notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
+    notes = _reasons(rows, {metric.name for metric in others})
+    if not columns and not notes and not left_out:
+        return None
+    if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
+        notes += convolutions.saved_multiplications(record)
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
     scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
     if known := [scale for scale in scales if scale is not None]:
         scale = wording.percent(max(known))
         notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
-    if not columns and not notes:
-        return None
+    if left_out:
+        notes.append(f"{units.counted(left_out, 'more metric')}: perfexp show DIR -v, or report.md")
+    elif not is_brief:
+        notes.append("docs/reference/metrics.md defines each metric")
     return Grid([*key_columns(having), *columns] if columns else [], notes)
+
+
+def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
+    """Why metrics are missing, each reason once, and at how many of the points; none that a warning contains."""
+    warned = "\n".join(diagnostic.message for row in rows for diagnostic in row.doubts if not diagnostic.is_note)
+    asked = [metric for row in rows for metric in row.metrics if metric.name in names]
+    points, lacking = Counter(metric.name for metric in asked), dict[str, list[Metric]]()
+    for metric in asked:
+        if metric.reason and metric.reason not in warned:
+            lacking.setdefault(metric.reason, []).append(metric)
+    found = []
+    for reason, missing in lacking.items():
+        [(name, count)] = Counter(metric.name for metric in missing).most_common(1)
+        where = f" at {count} of {points[name]} points" if count < points[name] else ""
+        found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
+    return found
 
 
 def _metric_text(row: Row, name: str) -> str:

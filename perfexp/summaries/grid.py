@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import compress, zip_longest
 
 from rich.cells import cell_len, set_cell_size
 
@@ -22,8 +22,9 @@ class Column:
 
     Args:
         cells: one for each row.
-        rank: 0 for columns that always show; of the others the highest is dropped first if the width is short.
-        is_key: whether it identifies the row; each of several tables of Markdown repeats it.
+        rank: 0 for columns of the first table; of the others the highest is the first to follow in a further table if
+            the width is short.
+        is_key: whether it identifies the row; each of several tables repeats it.
         styles: style of each cell on a terminal, by the names of rich; none without colors.
     """
 
@@ -55,6 +56,11 @@ class Column:
     def padded(self, text: str, width: int) -> str:
         """Return a text in a width of terminal cells, flush left if the column is prose, otherwise flush right."""
         return set_cell_size(text, width) if self.prose else " " * (width - cell_len(text)) + text
+
+    def chosen(self, rows: Sequence[bool]) -> Column:
+        """Return the column with some of its rows."""
+        cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
+        return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles)
 
     def shortened(self, width: int) -> Column:
         """Return the column without the middle of cells that exceed this number of characters in Markdown."""
@@ -106,16 +112,26 @@ class Grid:
         """Return the grid without its empty columns."""
         return Grid([column for column in self.columns if any(column.cells)], self.notes)
 
-    def fitted(self, width: int) -> Grid:
-        """Return the grid without the columns that do not fit a width in terminal cells; a note names them."""
-        grid, dropped = self, list[Column]()
-        while grid.least_width > width and (optional := [column for column in grid.columns if column.rank]):
-            dropped.append(max(optional, key=lambda column: column.rank))
-            grid = Grid([column for column in grid.columns if column is not dropped[-1]], grid.notes)
-        if not dropped:
-            return self
-        titles = ", ".join(column.title for column in self.columns if column in dropped)
-        return Grid(grid.columns, (*grid.notes, f"not shown, too wide: {titles} (see the CSV)"))
+    def parts(self, width: int) -> list[Grid]:
+        """Return the grid as tables that fit a width in terminal cells: columns without room follow in further ones.
+
+        Each further table repeats the keys, and has only the rows with a figure in it. The tables have no notes.
+        """
+        keys = [column for column in self.columns if column.is_key] or list(self.columns[:1])
+        shown, moved = list(self.columns), list[Column]()
+        while Grid(shown).least_width > width:
+            figures = [column for column in shown if column not in keys]
+            optional = [column for column in figures if column.rank]
+            if not optional or len(figures) == 1:
+                break
+            moved.append(max(optional, key=lambda column: column.rank))
+            shown.remove(moved[-1])
+        if not moved:
+            return [Grid(shown)]
+        rest = [column for column in self.columns if column in moved]
+        filled = [any(cells) for cells in zip(*(column.cells for column in rest), strict=True)]
+        further = Grid([column.chosen(filled) for column in (*keys, *rest)])
+        return [Grid(shown), *further.parts(width)]
 
     def text(self, width: int | None = None) -> list[str]:
         """Return the grid as lines of plain text, its head first; prose wraps to fit a width in terminal cells."""

@@ -23,7 +23,7 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: bad a value is, where it is not worse the further it is from zero.
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(("launch_bound", "rate_falls", "too_few_samples"), operator.neg),
+    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls", "too_few_samples"), operator.neg),
     **dict.fromkeys(
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),

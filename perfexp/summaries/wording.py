@@ -52,7 +52,9 @@ _WIDE_EXPONENT = 0.3
 _WIDE = 0.2
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
-_TOO_FEW = "too few effective samples"
+TOO_FEW = "too few effective samples"
+#: What the figures of one process leave open.
+ANOTHER_RUN = "another run on this machine may differ by more"
 _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
@@ -102,7 +104,7 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
     rates = [rate for row in rows if (rate := row.samples_per_second)]
     latencies = [row.times["latency"] for row in rows if row.time_kind == "latency" and "throughput" not in row.times]
     apart = [time for time in latencies if time.mean.low is not None and estimators.differ(time.mean, time.median, 0.0)]
-    notes = [f"≈ samples/s without an interval: {_TOO_FEW}"] if any(rate.low is None for rate in rates) else []
+    notes = [f"≈ samples/s without an interval: {TOO_FEW}"] if any(rate.low is None for rate in rates) else []
     if apart:
         where = "" if len(apart) == len(rates) == 1 else f" at {len(apart)} of {len(rates)} points"
         notes.append(
@@ -149,9 +151,12 @@ def median_title(kinds: Sequence[str]) -> str:
 
 def median_text(row: Row) -> str:
     """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
-    if not row.time:
-        return ""
-    return with_width(row.time.median, bare_time(row.time.median), range_text(row.time.median))
+    return interval_text(row.time.median) if row.time else ""
+
+
+def interval_text(interval: estimators.Interval) -> str:
+    """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    return with_width(interval, bare_time(interval), range_text(interval))
 
 
 def epoch_text(epoch: Epoch) -> str:
@@ -184,7 +189,7 @@ def scope(rows: Iterable[Row]) -> str:
         processes = f" and its processes{spread}" if spread else ""
         return f"± this machine: another run of the same command, by {earlier} of it{processes}"
     if any(not row.is_pooled for row in alone):
-        return "± one process: another run on this machine may differ by more (replicate=3)"
+        return f"± one process: {ANOTHER_RUN} (replicate=3)"
     if alone and alone[0].selfcheck:
         return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
     if alone:
@@ -210,7 +215,7 @@ def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval
 def shortage(summary: blockwise.Summary, number: float) -> str:
     """Return why a percentile has no interval: `80 of 368 effective samples`."""
     have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
-    return f"{have} of {need} effective samples" if have < need else _TOO_FEW
+    return f"{have} of {need} effective samples" if have < need else TOO_FEW
 
 
 def metric_text(metric: Metric | None) -> str:

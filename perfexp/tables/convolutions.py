@@ -14,6 +14,9 @@ from perfexp.summaries.subject import label, subject, varying
 from perfexp.summaries.wording import with_width
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
+#: Parts of the names of engines that multiply less than a direct convolution.
+_MULTIPLY_LESS = ("winograd", "fft")
+
 
 def lines(record: Record) -> list[Line]:
     """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
@@ -51,6 +54,19 @@ def allows_tf32(record: Record) -> bool:
     device, precision = record.environment.get("device"), record.plan.get("precision")
     is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
     return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
+
+
+def saved_multiplications(record: Record) -> list[str]:
+    """Return why MFU is not a share of the peak, if algorithms ran that multiply less than the counted convolution."""
+    engines = dict.fromkeys(one_pass["selected"] for point in record.points for _, one_pass in passes(point))
+    names = [str(engine) for engine in engines if any(kind in str(engine) for kind in _MULTIPLY_LESS)]
+    if not names:
+        return []
+    verb = "need" if names[1:] else "needs"
+    return [
+        f"MFU counts the multiplications of direct convolution; {', '.join(names)} {verb} fewer, so that MFU may "
+        "exceed 100 %"
+    ]
 
 
 def _of(timed: list[LayerPass], *, allows_tf32: bool) -> Iterator[str]:

@@ -9,7 +9,9 @@ from perfexp import __version__, commands
 from perfexp.__main__ import dispatch
 from perfexp.cli.usage import COMMANDS
 from perfexp.main import main
+from perfexp.records.diagnostics import make
 from perfexp.records.paths import RunPaths
+from perfexp.records.record import Metric
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
@@ -22,6 +24,22 @@ def test_show_gives_the_report_of_a_run_again(make_record, leave_run, tmp_path, 
     assert capsys.readouterr().out == from_folder
     assert "latency" in from_folder
     assert "224" in from_folder
+
+
+def test_show_with_v_adds_all_metrics_and_the_text_of_notes(make_record, leave_run, tmp_path, capsys):
+    details = [Metric(name=f"memory/{name}_bytes", value=2.0**30, unit="bytes") for name in ("reserved_peak", "device")]
+    record = make_record(metrics=details, doubts=[make("tf32_ceiling", ratio=7.4)])
+    folder = leave_run(record, tmp_path)
+    assert commands.run(["show", str(folder)]) == 0
+    brief = capsys.readouterr().out
+    assert "memory/device" not in brief
+    assert "  2 more metrics: perfexp show DIR -v, or report.md\n" in brief
+    assert "notes: tf32_ceiling (report.md)" in brief
+    assert commands.run(["show", "-v", str(folder)]) == 0
+    verbose = capsys.readouterr().out
+    assert "memory/device" in verbose
+    assert "docs/reference/metrics.md defines each metric" in verbose
+    assert "note: by the device's data sheet, TF32 computes" in verbose
 
 
 def test_show_gives_the_sum_of_a_sweep_again(tmp_path, capsys):
@@ -137,7 +155,7 @@ def test_env_is_json(capsys):
 def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
     assert dispatch(["--help"]) == 0
     text = capsys.readouterr().out
-    assert [name for name in COMMANDS if f"perfexp {name}" not in text and name != "env"] == []
+    assert [name for name in COMMANDS if f"perfexp {name}" not in text] == []
     assert dispatch(["--version"]) == 0
     assert capsys.readouterr().out == f"perfexp {__version__}\n"
 

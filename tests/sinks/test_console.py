@@ -288,7 +288,74 @@ def test_no_figure_is_cut_off_at_any_width(build: Builder, width: int) -> None:
     assert "…" not in text
     for time in re.findall(r"[\d.]+ m?s ± [\d.]+ %", plain):
         assert time in text
-    assert ("not shown, too wide" in text) == (width == 80)
+    words = set(text.split())
+    assert {word for line in plain.splitlines() for word in line.split() if "." in word and "/" not in word} <= words
+
+
+def test_columns_without_room_follow_in_a_further_table_with_the_keys() -> None:
+    grid = Grid(
+        [
+            Column("size", ["224", "256"], is_key=True),
+            Column("time", ["1 ms", "2 ms"]),
+            Column("memory", ["7 MiB", ""], rank=2),
+            Column("rate", ["10", "20"], rank=1),
+        ],
+        ["a note"],
+    )
+    out = io.StringIO()
+    console(out, width=20).show_grid("title", grid)
+    assert out.getvalue().splitlines() == [
+        "title",
+        "  size  time  rate",
+        "   224  1 ms    10",
+        "   256  2 ms    20",
+        "  size  memory",
+        "   224   7 MiB",
+        "  a note",
+    ]
+
+
+def test_other_metrics_are_narrow_tables_even_in_a_pipe_and_without_details(build: Builder) -> None:
+    metrics = [Metric(name=f"group{number}/some_long_name", value=number, unit="1") for number in range(12)]
+    metrics += [Metric(name="work/bytes_min", value=2**20, unit="bytes")]
+    points = [build.point(batch=batch, metrics=metrics) for batch in (1, 2)]
+    text = shown(build, *points)
+    lines = text.partition("other metrics\n")[2].partition("files\n")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [text.count(f"group{number}/") for number in range(12)] == [1] * 12
+    assert lines[-1] == "  1 more metric: perfexp show DIR -v, or report.md"
+    assert "work/bytes_min" not in text
+    assert "work/bytes_min" in shown(build, *points, verbose=True)
+
+
+def test_a_latency_beside_the_device_time_has_its_interval(build: Builder) -> None:
+    points = [build.point(0.01, n=400, kinds=("device", "latency", "throughput")), build.training(0.05, n=400)]
+    lines = shown(build, *points).splitlines()
+    assert "latency p50 ± CI95" in lines[2]
+    assert re.search(r" 10\.\d+ ms ± [\d.]+ % .* (19|20)\.?\d* ms ± [\d.]+ % ", lines[3])
+    assert "p95 and p99 are those of latency" not in shown(build, points[0])
+
+
+def test_a_metric_that_some_points_lack_says_at_how_many(build: Builder) -> None:
+    values = (0.9, None)
+    metrics = [
+        Metric(name="accuracy", value=value, unit="1", reason=None if value else "no labels") for value in values
+    ]
+    points = [build.point(batch=batch, metrics=[metric]) for batch, metric in enumerate(metrics, 1)]
+    assert "  no accuracy at 1 of 2 points: no labels\n" in shown(build, *points)
+    assert "  no accuracy: no labels\n" in shown(build, points[1])
+
+
+@pytest.mark.parametrize(("engine", "is_noted"), [("cudnn.winograd_nonfused", True), ("cudnn.gemm", False)])
+def test_mfu_by_an_algorithm_with_fewer_multiplications_is_explained(
+    build: Builder, engine: str, is_noted: bool
+) -> None:
+    layers = [{"name": "conv", "passes": [{"which": "forward", "selected": engine, "seconds": {}}]}]
+    facts = {"algorithm": {"name": "winograd_nonfused", "layers": layers}}
+    mfu = Metric(name="mfu", value=0.97, unit="1")
+    note = "MFU counts the multiplications of direct convolution; cudnn.winograd_nonfused needs fewer"
+    assert (note in shown(build, build.point(facts=facts, metrics=[mfu]))) == is_noted
+    assert note not in shown(build, build.point(facts=facts))
 
 
 def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet(

@@ -211,11 +211,36 @@ def test_the_report_begins_with_the_lines_of_the_console_and_embeds_the_plots(bu
     assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in text
 
 
-def test_figures_of_several_points_have_a_line_each_in_the_report(build: Builder) -> None:
-    metrics = [Metric(name=f"group{number}/some_long_name", value=number, unit="1") for number in range(28)]
-    text = markdown.report(build.record(*(build.point(size=size, metrics=metrics) for size in (224, 256))))
-    assert "## All figures\n\n- group0" in text
+def test_the_report_has_every_metric_of_every_point(build: Builder) -> None:
+    points = [
+        build.point(
+            size=size,
+            metrics=[
+                *(Metric(name=f"group{number}/some_long_name", value=number, unit="1") for number in range(28)),
+                *(Metric(name=f"varying/{letter}", value=size + place, unit="1") for place, letter in enumerate("abc")),
+                Metric(name="memory/device_bytes", value=size * 2**20, unit="bytes"),
+            ],
+        )
+        for size in range(100, 900, 100)
+    ]
+    text = markdown.report(build.record(*points)).partition("## All metrics")[2]
+    assert text.startswith("\n\n- group0")
     assert "- group3/some\\_long\\_name: 3.00\n" in text
+    assert "| size | varying/a | varying/b | varying/c | memory/device |" in text
+    for size in range(100, 900, 100):
+        assert f"| {size} | {size} | {size + 1} | {size + 2} | {size} MiB |" in text
+    assert "- docs/reference/metrics.md defines each metric\n" in text
+
+
+def test_a_file_leaves_no_column_out(build: Builder) -> None:
+    kinds = ("device", "latency", "throughput")
+    doubts = [Diagnostic(code=code, message=code) for code in ("busy_host", "drift", "phases_disagree", "throttled")]
+    points = [build.point(0.01 * batch, batch=batch, n=400, kinds=kinds, doubts=doubts) for batch in (1, 8)]
+    lines = lines_of(lambda console: console.results(build.record(*points)))
+    [head] = [line for line in lines if "samples/s" in line and "memory" in line]
+    for title in ("device p50 ± CI95", "latency p50 ± CI95", "latency p95", "latency p99", "remarks"):
+        assert title in head
+    assert any(line.endswith("busy_host, drift, phases_disagree, throttled, device_idle") for line in lines)
 
 
 def test_text_from_outside_does_not_leave_the_fence(build: Builder) -> None:

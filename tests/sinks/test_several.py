@@ -47,6 +47,6 @@ def test_points_are_named_where_there_are_several(make_record):
 
 def test_other_figures_do_not_repeat_them_and_other_runs_have_none(make_record):
     record = with_ranks(make_record, share_low=0.15)
-    grid = overview.metrics(rows(record))
+    grid = overview.metrics(record, rows(record))
     assert grid is None or not any("ranks" in column.title for column in grid.columns)
     assert overview.ranks(make_record(phases=("train",))) == []
