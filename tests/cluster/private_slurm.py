@@ -17,6 +17,9 @@ from pathlib import Path
 DAEMONS = ("slurmctld", "slurmd", "sbatch", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd")
 SECONDS = 60
+#: Wait of a job that is queued again, 120 s by default. Started at once, its node may refuse the job as the one that it
+#: has just killed, and the job fails.
+RESTART_SECONDS = 15
 
 
 def missing(*, accounting=False):
@@ -148,7 +151,7 @@ class PrivateSlurm:
             "SlurmdUser": user,
             "AuthType": "auth/munge",
             "CredType": "cred/munge",
-            "AuthInfo": f"socket={munge}",
+            "AuthInfo": f"socket={munge},cred_expire={RESTART_SECONDS}",  # its side effect is that wait
             "StateSaveLocation": self.folder / "state",
             "SlurmctldPidFile": self.folder / "slurmctld.pid",
             "SlurmctldLogFile": self.folder / "log" / "slurmctld",

@@ -433,6 +433,24 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
         submission.request_of(assignment, [], boxed, settings, sends=False)
 
 
+def test_a_container_that_would_requeue_is_refused_before_anything_is_submitted(run, tmp_path, monkeypatch):
+    """No command of SLURM is on the PATH: the refusal comes before the first of them."""
+    (tmp_path / "mine" / "cluster").mkdir(parents=True)
+    site_file = "defaults: [/schema/cluster@_here_, _self_]\nname: boxed\ncontainer: image.sif\n"
+    (tmp_path / "mine" / "cluster" / "boxed.yaml").write_text(site_file)
+    monkeypatch.setenv("PATH", "/nowhere")
+    sweep = ("model=fake", "gpu=fake", "tracking=none", "output_dir=s", "-m", "batch_size=1,2", "--config-dir=mine")
+    boxed = (*sweep, "hydra/launcher=slurm", "cluster=boxed")
+    code, printed, _ = run(*boxed)
+    assert code == 2
+    errors = [line for line in printed.splitlines() if line.startswith("error:")]
+    assert set(errors) == {
+        "error: A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false."
+    }
+    assert not (tmp_path / "s").exists()
+    assert "is not on the PATH" in run(*boxed, "hydra.launcher.requeue=false")[1]
+
+
 def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):
     application = main._Application()
     application.print_json(is_set=True)
