@@ -1,4 +1,4 @@
-"""Nodes: the ranks of one training on all nodes of a SLURM job, started on each by torch's elastic launcher.
+"""Nodes: the ranks of one training on all nodes of a SLURM job, started on each by a launcher of its own.
 
 The worker starts one task of `srun` per node, this module, whose standard input has its instructions. It reports the
 ranks that failed on its standard output. `srun` ends the tasks of all nodes when one of them fails.
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +40,7 @@ class Instructions(msgspec.Struct, kw_only=True):
     Attributes:
         command: command of a rank.
         folder: folder of the pipes on the first node, to whose worker the first rank sends its events.
-        port: port of the first node at which the launchers meet.
+        port: port of the first node at which torch's ranks meet.
         messages_port: port of the first node at which the first rank listens.
     """
 
@@ -49,7 +48,6 @@ class Instructions(msgspec.Struct, kw_only=True):
     folder: str
     nodes: int
     per_host: int
-    run_id: str
     port: int
     messages_port: int
     secret: str
@@ -68,7 +66,7 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
     scheduler.require_nodes(nodes)
     ports = _free_ports() if port is None else (port, port + 1)
     for number in ports if port is not None else ():
-        start.refuse_busy(number, "")
+        start.refuse_busy(number)
     outcome, failures = start.Outcome(emit), dict[int, start.Ended]()
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name, start.Relay(Path(name), outcome.take):
         instructions = Instructions(
@@ -76,7 +74,6 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
             folder=name,
             nodes=nodes,
             per_host=per_host,
-            run_id=uuid.uuid4().hex,
             port=ports[0],
             messages_port=ports[1],
             secret=secrets.token_hex(16),
@@ -125,7 +122,7 @@ def main() -> int:
     instructions = msgspec.json.decode(sys.stdin.buffer.readline(), type=Instructions)
     threading.Thread(target=_end_with_input, daemon=True).start()
     node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
-    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
+    with start.cleaning_up_on_sigterm(), tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
         if node:
             with start.Relay(Path(name), _print):
                 failures = _launch(instructions, Path(name), node, host)
@@ -140,15 +137,14 @@ def main() -> int:
 
 def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> dict[int, start.Ended]:
     Meeting(host=host, port=instructions.messages_port, secret=instructions.secret).write(folder)
-    name = f"[{host}]" if ":" in host else host
-    settings = {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{name}:{instructions.port}",
-        "rdzv_configs": {"rank": node},
-        "run_id": instructions.run_id,
-    }
     return start.launch(
-        instructions.command, folder, per_host=instructions.per_host, settings=settings, nodes=instructions.nodes
+        instructions.command,
+        folder,
+        per_host=instructions.per_host,
+        host=host,
+        port=instructions.port,
+        node=node,
+        nodes=instructions.nodes,
     )
 
 

@@ -1,16 +1,21 @@
-"""Start the ranks of a host with torch's elastic launcher, relay their events, and report which of them died."""
+"""Start the ranks of a host, relay their events, and report which of them died.
+
+Only the ranks import torch, at the same time. The launcher waits without polling: it sleeps while calls are timed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +27,15 @@ from perfexp.records.messages import Events
 #: of step. Any other code is that of a worker.
 RANK_LOST, OUT_OF_STEP = 76, 75
 
-#: Interval of the launcher's checks for ranks that ended; each one wakes it while calls are timed.
-_CHECK_SECONDS = 1.0
+#: Time after a failure in which the other ranks may end by themselves: the rank that caused it may take longer to end
+#: than one that lost its connection to it.
+_AFTERMATH_SECONDS = 1.0
+#: Limit on the end of a rank after SIGTERM.
+_GRACE_SECONDS = 10.0
+#: Environment variables of a rank, unless they are set: an error of NCCL's background thread ends its process.
+_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 _END = b'{"event": "end"}\n'
+_PREFIX = "perfexp-ranks-"
 
 
 class Ended(NamedTuple):
@@ -68,46 +79,96 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
         port: port of this host at which the ranks connect; None for a free one.
         emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
     """
-    if port is not None:
-        refuse_busy(port)
     outcome = Outcome(emit)
-    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
+    with cleaning_up_on_sigterm(), _reserved(port) as reserved, tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name)
         for number in range(1, size):
             os.mkfifo(pipe(folder, number), 0o600)
         with Relay(folder, outcome.take):
-            settings = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port or 0}", "local_addr": "127.0.0.1"}
-            failures = launch(command, folder, per_host=size, settings=settings)
+            failures = launch(command, folder, per_host=size, host="127.0.0.1", port=reserved)
     return report(failures, outcome, size, emit)
 
 
 def launch(
-    command: Sequence[str], folder: Path, *, per_host: int, settings: Mapping[str, Any], nodes: int = 1
+    command: Sequence[str], folder: Path, *, per_host: int, host: str, port: int, node: int = 0, nodes: int = 1
 ) -> dict[int, Ended]:
     """Start the ranks of this host, wait until they have ended, and return those that failed.
 
+    After a failure the other ranks are terminated; their ends are not failures.
+
     Args:
         folder: folder of the pipes of this host's ranks.
-        settings: how the launchers of all nodes meet, for torch's `LaunchConfig`.
+        host: address at which torch's ranks meet, with its `port`.
+        node: number of this host among the `nodes`.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    launch_config = LaunchConfig(
-        **{"run_id": uuid.uuid4().hex, **settings},
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=per_host,
-        max_restarts=0,
-        monitor_interval=_CHECK_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-    )
+    command = [*command, f"--ranks={folder}", f"--parent={os.getpid()}"]
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    ends: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
-        elastic_launch(launch_config, command[0])(*command[1:], f"--ranks={folder}", f"--parent={os.getpid()}")
-    except ChildFailedError as error:
-        return {rank: Ended(end.pid, end.exitcode) for rank, end in error.failures.items()}
-    return {}
+        for local in range(per_host):
+            number = node * per_host + local
+            variables = {"RANK": number, "WORLD_SIZE": nodes * per_host, "MASTER_ADDR": host, "MASTER_PORT": port}
+            variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_host}
+            own = {name: str(value) for name, value in variables.items()}
+            processes[number] = subprocess.Popen(command, env={**_DEFAULTS, **os.environ, **own})
+        for number, process in processes.items():
+            threading.Thread(target=_report_end, args=(number, process, ends), daemon=True).start()
+        ended = set(_first_ended(ends, processes))
+    finally:
+        _terminate(processes.values())
+    failed = sorted(number for number in ended if processes[number].returncode)
+    return {number: Ended(processes[number].pid, processes[number].returncode) for number in failed}
+
+
+def _report_end(number: int, process: subprocess.Popen[bytes], ends: queue.SimpleQueue[int]) -> None:
+    process.wait()
+    ends.put(number)
+
+
+def _first_ended(ends: queue.SimpleQueue[int], processes: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[int]:
+    """Yield the ranks that end by themselves: all of them, or those that do so shortly after the first failure."""
+    deadline = None
+    for _ in processes:
+        try:
+            number = ends.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            return
+        yield number
+        if processes[number].returncode and deadline is None:
+            deadline = time.monotonic() + _AFTERMATH_SECONDS
+
+
+def _terminate(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def cleaning_up_on_sigterm() -> Iterator[None]:
+    """While entered, SIGTERM leaves this block as an error does, then ends this process, so that nothing is left."""
+
+    def leave(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def report(failures: Mapping[int, Ended], outcome: Outcome, size: int, emit: Events) -> int:
@@ -166,13 +227,24 @@ class Relay:
                     self._take(json.loads(line))
 
 
-def refuse_busy(port: int, host: str = "127.0.0.1") -> None:
+def refuse_busy(port: int) -> None:
     """Raise `UserError` if a port of this host is in use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _reserved(port):
+        return
+
+
+@contextmanager
+def _reserved(port: int | None) -> Iterator[int]:
+    """While entered, no other program gets a port of this host; gives its number, a free one for None.
+
+    The socket does not listen, so the first rank can listen at the same port. Raises `UserError` if it is in use.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            holder.bind(("", port or 0))
         except OSError as error:
             raise UserError(
                 f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a free port."
             ) from error
+        yield int(holder.getsockname()[1])

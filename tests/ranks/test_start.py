@@ -1,6 +1,9 @@
-"""Start: real processes by torch's elastic launcher, and what is told of how they end."""
+"""Start: real processes, and what is told of how they end."""
 
+import os
+import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -57,6 +60,34 @@ time.sleep(600)
     assert failed["status"] == "killed"
     assert f"rank {victim} of 2 (process " in failed["message"]
     assert "SIGKILL" in failed["message"]
+
+
+def test_the_cause_may_end_after_what_followed_from_it(run):
+    """A process with much memory takes its time to end, while its connections break at once."""
+    code, told = run(f"""
+if number == 0: sys.exit({start.RANK_LOST})
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert code == 1
+    assert "rank 1 of 2 (process " in told[0]["message"]
+
+
+def test_the_end_of_the_launcher_is_that_of_its_ranks_and_leaves_nothing(tmp_path):
+    script = f"""
+import sys
+from perfexp.ranks import start
+command = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+start.run(command, size=2, port=None, emit=lambda *_, **__: None)
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}) as launcher:
+        assert [launcher.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
+        assert list(tmp_path.iterdir())
+        launcher.terminate()
+        assert launcher.stdout.read() == b"", "no rank has it open"
+    assert launcher.returncode == -signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 class Told:
