@@ -281,8 +281,9 @@ def main() -> int:
         return be_rank(arguments)
     if arguments.role == "launcher":
         return be_launcher(arguments, [sys.executable, *sys.argv])
+    batches = f"batch {arguments.batch_size} × {arguments.gpus}"
     print(
-        f"{arguments.model}, {arguments.precision}, batch {arguments.batch_size} × {arguments.gpus}, {arguments.size}\n\n"
+        f"{arguments.model}, {arguments.precision}, {batches}, {arguments.size}\n\n"
         f"| round | {' | '.join(CLOCKS)} |\n|---:{'|---:' * len(CLOCKS)}|"
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from perfexp.errors import UserError
 from perfexp.ranks.meeting import pipe
@@ -103,39 +104,61 @@ def launch(
     """
     command = [*command, f"--ranks={folder}", f"--parent={os.getpid()}"]
     processes: dict[int, subprocess.Popen[bytes]] = {}
-    ends: queue.SimpleQueue[int] = queue.SimpleQueue()
-    try:
-        for local in range(per_host):
-            number = node * per_host + local
-            variables = {"RANK": number, "WORLD_SIZE": nodes * per_host, "MASTER_ADDR": host, "MASTER_PORT": port}
-            variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_host}
-            own = {name: str(value) for name, value in variables.items()}
-            processes[number] = subprocess.Popen(command, env={**_DEFAULTS, **os.environ, **own})
-        for number, process in processes.items():
-            threading.Thread(target=_report_end, args=(number, process, ends), daemon=True).start()
-        ended = set(_first_ended(ends, processes))
-    finally:
-        _terminate(processes.values())
+    with _Ends(processes) as ends:
+        try:
+            for local in range(per_host):
+                number = node * per_host + local
+                variables = {"RANK": number, "WORLD_SIZE": nodes * per_host, "MASTER_ADDR": host, "MASTER_PORT": port}
+                variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_host}
+                own = {name: str(value) for name, value in variables.items()}
+                processes[number] = subprocess.Popen(command, env={**_DEFAULTS, **os.environ, **own})
+            ended = set(ends.first())
+        finally:
+            _terminate(processes.values())
     failed = sorted(number for number in ended if processes[number].returncode)
     return {number: Ended(processes[number].pid, processes[number].returncode) for number in failed}
 
 
-def _report_end(number: int, process: subprocess.Popen[bytes], ends: queue.SimpleQueue[int]) -> None:
-    process.wait()
-    ends.put(number)
+class _Ends:
+    """The ends of ranks as they come, waited for by a thread each; a signal to this process interrupts the wait."""
 
+    def __init__(self, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+        self._processes, self._threads = processes, list[threading.Thread]()
+        self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-def _first_ended(ends: queue.SimpleQueue[int], processes: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[int]:
-    """Yield the ranks that end by themselves: all of them, or those that do so shortly after the first failure."""
-    deadline = None
-    for _ in processes:
-        try:
-            number = ends.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        except queue.Empty:
-            return
-        yield number
-        if processes[number].returncode and deadline is None:
-            deadline = time.monotonic() + _AFTERMATH_SECONDS
+    def __enter__(self) -> Self:
+        self._receive, self._send = os.pipe()
+        os.set_blocking(self._send, False)
+        self._before = signal.set_wakeup_fd(self._send)  # a signal just before the wait would not end it
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for thread in self._threads:
+            thread.join()
+        signal.set_wakeup_fd(self._before)
+        os.close(self._receive)
+        os.close(self._send)
+
+    def first(self) -> Iterator[int]:
+        """Yield the ranks that end by themselves: all, or those that do so shortly after the first failure."""
+        for number in self._processes:
+            self._threads.append(threading.Thread(target=self._wait, args=(number,), daemon=True))
+            self._threads[-1].start()
+        deadline = None
+        for _ in self._processes:
+            while self._numbers.empty():
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                if not select.select([self._receive], [], [], left)[0]:
+                    return
+                os.read(self._receive, 1)
+            yield (number := self._numbers.get())
+            if self._processes[number].returncode and deadline is None:
+                deadline = time.monotonic() + _AFTERMATH_SECONDS
+
+    def _wait(self, number: int) -> None:
+        self._processes[number].wait()
+        self._numbers.put(number)
+        os.write(self._send, b"\0")
 
 
 def _terminate(processes: Collection[subprocess.Popen[bytes]]) -> None:

@@ -135,7 +135,7 @@ def test_noise_widens_the_interval_of_a_share():
 
 
 def test_what_slows_all_bursts_of_a_round_is_in_no_share():
-    share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 3 // 5))
+    share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 4 // 5))
     assert {"share": share, **bounds} == pytest.approx({"share": 0.2, "low": 0.2, "high": 0.2})
 
 

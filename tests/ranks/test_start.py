@@ -74,10 +74,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_end_of_the_launcher_is_that_of_its_ranks_and_leaves_nothing(tmp_path):
-    script = f"""
+    script = """
 import sys
 from perfexp.ranks import start
-command = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+rank = "import sys, time; from perfexp.host import lifeline; lifeline.die_with(int(sys.argv[-1].partition('=')[2]))"
+command = [sys.executable, "-c", rank + "; print('begun', flush=True); time.sleep(600)"]
 start.run(command, size=2, port=None, emit=lambda *_, **__: None)
 """
     command = [sys.executable, "-c", script]
