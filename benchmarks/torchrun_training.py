@@ -49,6 +49,7 @@ from perfexp.measuring.procedure import Procedure
 from perfexp.models import Sharing
 from perfexp.models.mmseg import _samples
 from perfexp.models.mmseg_config import build, read_config, without_sync_batch_norm
+from perfexp.models.torchvision_import import import_torchvision
 from perfexp.plan import plan_file
 from perfexp.plan.config import Plan
 from perfexp.probes import queue, timing
@@ -67,6 +68,8 @@ CONFIGS = {
 }
 #: Steps of a turn before its clock starts.
 SETTLING_STEPS = 3
+#: Limit on the end of a process after its last turn.
+END_SECONDS = 20.0
 
 
 def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
@@ -101,7 +104,7 @@ def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
             loss: torch.Tensor = module.parse_losses(model(images, _samples(images, labels), mode="loss"))[0]
             return loss
     else:
-        import torchvision
+        torchvision = import_torchvision()
 
         module = torchvision.models.get_model(arguments.model).to(device, memory_format=layout).train()
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
@@ -219,12 +222,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, tuple
         connections: dict[str, list[Connection]] = {TORCHRUN: [], PERFEXP: []}
         for command in ([*torchrun, *own, "--role=plain"], launcher):
             process = stack.enter_context(subprocess.Popen(command))
-            stack.callback(process.terminate)
+            stack.callback(end, process)
             threading.Thread(target=interrupt_after, args=(process,), daemon=True).start()
         for _ in range(arguments.gpus + 1):
             connection: Any = listener.accept()
             stack.callback(connection.close)
             connections[connection.recv()].append(connection)
+        stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         rounds = []
         for number in range(arguments.rounds):
             taken = {}
@@ -236,8 +240,15 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, tuple
                 taken[clock] = max(member.recv() for member in members)
             rounds.append(taken)
             print(f"| {number + 1} | {' | '.join(f'{images(arguments, taken, c):.4g}' for c in CLOCKS)} |", flush=True)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return rounds
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, as it does without connections; terminate it if it does not."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
 
 
 def interrupt_after(process: subprocess.Popen[bytes]) -> None:

@@ -86,7 +86,7 @@ start.run(command, size=2, port=None, emit=lambda *_, **__: None)
         assert [launcher.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
         assert list(tmp_path.iterdir())
         launcher.terminate()
-        assert launcher.stdout.read() == b"", "no rank has it open"
+        assert launcher.communicate(timeout=60)[0] == b"", "no rank has it open"
     assert launcher.returncode == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
