@@ -71,6 +71,21 @@ def test_an_asynchronous_device_has_three_times_and_a_synchronous_one_has_one():
     assert [series.name for series in measure(FakeDevice(asynchronous=False)).series] == ["latency"]
 
 
+@pytest.mark.parametrize(("asynchronous", "names"), [(True, ["throughput"]), (False, ["latency"])])
+def test_the_rate_alone_is_the_loop_of_calls(asynchronous, names):
+    key = msgspec.structs.replace(KEY, phase="train")
+    device = FakeDevice(enqueue_seconds=1e-6, asynchronous=asynchronous)
+    point = measure(device, key, takes_call_times=False)
+    assert [series.name for series in point.series] == names
+    assert row([point]).samples_per_second is not None
+    assert codes(point) == []
+
+
+def test_without_a_loop_the_rate_alone_is_that_of_flushed_calls():
+    point = measure(takes_call_times=False, cache=Cache.flush)
+    assert [series.name for series in point.series] == ["latency"]
+
+
 @pytest.mark.parametrize(("queue_depth", "least", "most"), [(20, 250, 500), (1000, 1, 249)])
 def test_what_the_calls_before_have_warmed_up_is_warm(queue_depth, least, most):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=queue_depth)  # calls of 1 ms, five fills and more before

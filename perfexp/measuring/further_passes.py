@@ -37,7 +37,7 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     if procedure.energy is not None:
         procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
     procedure.run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
-    if len(step.segments) > 1:
+    if len(step.segments) > 1 and procedure.takes_call_times:
         procedure.times.phases(point, step, on_device=on_device(batches))
     _run_probes(procedure, point, step)
     # a capture may change how the optimizer counts: no time of the call itself comes after it

@@ -64,6 +64,7 @@ class Procedure:
         epochs: whole passes over the data in training; None for as many steps as the stopping rule takes.
         cache: state of the device's caches at the start of a call.
         graph: whether calls are captured and launched as one (execution.cuda_graph).
+        takes_call_times: whether latency, device time and phases are measured beside the rate (probes.call_times).
         reads_load: whether clock and power are read while the device works (probes.loaded_clock).
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
         checks_outputs: whether outputs are compared with those in plain fp32 (probes.correctness).
@@ -93,6 +94,7 @@ class Procedure:
     epochs: int | None = None
     cache: Cache = Cache.warm
     graph: bool = False
+    takes_call_times: bool = True
     reads_load: bool = True
     counts_work: bool = False
     checks_outputs: bool = False
@@ -116,6 +118,7 @@ class Procedure:
             percentiles=self.percentiles,
             cache=self.cache,
             progress=self.progress,
+            takes_call_times=self.takes_call_times,
             reads_load=self.reads_load,
         )
 

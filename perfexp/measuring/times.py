@@ -54,6 +54,7 @@ class Times:
         percentiles: latency percentiles to report, in percent.
         cache: state of the device's caches at the start of a call.
         progress: called with a status line between timed blocks.
+        takes_call_times: whether latency and device time are measured beside the rate of an asynchronous device.
         reads_load: whether clock and power are read while the device works off blocks of its own time.
     """
 
@@ -62,6 +63,7 @@ class Times:
     percentiles: Sequence[float]
     cache: Cache
     progress: Callable[[str], None]
+    takes_call_times: bool = True
     reads_load: bool = True
     #: The last point, the seconds of work on its calls, and the time when that ended.
     _last: tuple[Key, float, int] | None = None
@@ -180,15 +182,16 @@ class Times:
         collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds
         if flush is None:  # flushing between the calls would break up the loop
-            host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None
-            reason = (
-                None if chunk else "the call does not fit the launch queue, so the host waits while it issues the call"
-            )
-            point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
             collectors.append(collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True))
-        latency = timing.Latency(call, self.device, flush)
-        collectors.append(collector("latency", latency, percentiles=self.percentiles, of_rate=flush is not None))
-        point.facts["device_method"] = "queue" if chunk else "none"
+        if self.takes_call_times or flush is not None:
+            latency = timing.Latency(call, self.device, flush)
+            collectors.append(collector("latency", latency, percentiles=self.percentiles, of_rate=flush is not None))
+        if self.takes_call_times:
+            point.facts["device_method"] = "queue" if chunk else "none"
+            if flush is None:
+                self._add_host_seconds(point, counted, chunk * k)
+        else:
+            chunk = 0
         if chunk:
             chain = self._chain(call, chunk, k)
             collectors.append(collector("device", chain, k))
@@ -196,6 +199,11 @@ class Times:
             self._take(point, together, warm)
         if chunk:
             self._judge_device(point, chain, "device")
+
+    def _add_host_seconds(self, point: Point, call: timing.Call, calls: int) -> None:
+        host = depth.issue_seconds(call, self.device, calls) if calls else None
+        reason = None if calls else "the call does not fit the launch queue, so the host waits while it issues the call"
+        point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
 
     def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
         return queue.Chain(call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining)

@@ -289,8 +289,16 @@ class Unwaiting(Protocol):
 
 
 class Sharing(StrEnum):
-    """How the ranks cooperate in a burst of calls: all as usual, without gradients, or only the first rank, alone."""
+    """How the ranks cooperate in a burst of calls.
+
+    Attributes:
+        all: as usual.
+        no_gradients: gradients stay apart; SyncBatchNorm still shares statistics.
+        nothing: all ranks at the same time, each as if it were alone.
+        alone: the first rank, while the others wait.
+    """
 
     all = "all"
     no_gradients = "no_gradients"
+    nothing = "nothing"
     alone = "alone"

@@ -114,10 +114,12 @@ class Plan(PlanSchema):
             name := self.gpu.get("name"),
             auto.predicted_name(self.gpu.get("index") or 0) if name == "auto" else None,
         )
-        series = _SYNCHRONOUS_SERIES if is_cpu else _ASYNCHRONOUS_SERIES
+        takes_all = self.probes.call_times
+        series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
         # processes after the first repeat the times only
         energy = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
-        phases = 0.0 if is_cpu and "train" not in self.phases else series_seconds  # or the times as a graph
+        has_phases = takes_all and (not is_cpu or "train" in self.phases)  # or the times as a graph
+        phases = series_seconds if has_phases else 0.0
         keys = self.timed_keys()
         further = (energy + phases) * sum(key.replicate == 0 for key in keys) / len(keys)
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0

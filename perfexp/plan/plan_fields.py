@@ -36,6 +36,7 @@ class Probes:
     """What is measured besides times.
 
     Attributes:
+        call_times: latency, device time and phases of a call; without them the rate alone, in a loop of calls.
         loaded_clock: SM clock and power of an NVIDIA board, read while it works off blocks of its own time.
         work: MACs, FLOPs and bytes of a call, counted without the device.
         energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
@@ -44,6 +45,7 @@ class Probes:
         correctness: outputs compared with those in fp32, without compiler, CUDA graph and other layouts.
     """
 
+    call_times: bool = True
     loaded_clock: bool = True
     work: bool = True
     energy: bool = False

@@ -45,8 +45,8 @@ class Burst:
     """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
 
     All processes of a host share the clock. It starts with the first call on the host, since hosts have different ones
-    and the barrier before a burst leaves little between them. `error` is why the first rank, computing alone, did not
-    make all of its calls.
+    and the barrier before a burst leaves little between them. `error` is why a rank that shares
+    nothing did not make all of its calls.
     """
 
     start_ns: int

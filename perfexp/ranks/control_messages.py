@@ -62,7 +62,7 @@ class Member:
                     step.call()
                 device.synchronize()
             except Exception as raised:
-                if sharing is not Sharing.alone or device.is_lost():
+                if sharing not in (Sharing.nothing, Sharing.alone) or device.is_lost():
                     raise
                 error = f"{type(raised).__name__}: {raised}"  # the others only wait for this rank's result
             end = device.now_ns() if works else start

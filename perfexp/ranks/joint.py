@@ -1,4 +1,4 @@
-"""Joint: throughput of several ranks, the cost of sharing gradients, and the throughput of one rank alone.
+"""Joint: throughput of several ranks, the throughput of one rank alone, and what the difference is lost to.
 
 In a burst, all ranks make calls as fast as they can, coupled only by their gradients. A burst lasts from the first
 rank's start to the last rank's end. Bursts of different kinds take turns, every other round in reverse. Shares compare
@@ -26,13 +26,18 @@ _BURST_SECONDS = 0.05
 _CALLS, _LONGEST_SECONDS = 4, 0.2
 #: Rounds, the first of which are warm-up: the first bursts of a kind may still choose kernels.
 _ROUNDS, _WARMUP = 22, 2
-_COMMUNICATION, _EFFICIENCY = "ranks/communication_share", "ranks/scaling_efficiency"
+_EFFICIENCY, _COMMUNICATION = "ranks/scaling_efficiency", "ranks/communication_share"
+_STATISTICS, _CONTENTION = "ranks/statistics_share", "ranks/contention_share"
+#: Figure that is missing without bursts of a kind.
+_FIGURES = {Sharing.nothing: _STATISTICS, Sharing.alone: _EFFICIENCY}
 #: Relative difference between bursts of all ranks and the first rank's calls from which the point is qualified.
 _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of calls of a joined step, also of the first rank alone if wanted; add their figures to a point.
+    """Measure bursts of calls of a joined step and add their figures to a point.
+
+    `compares_alone` adds the first rank alone, and in training all ranks without sharing anything.
 
     Raises `Unsupported` if the point has no time.
     """
@@ -42,16 +47,21 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     seconds = step_by_step.value
     enough, most = (math.ceil(round(limit / seconds, 6)) for limit in (_BURST_SECONDS, _LONGEST_SECONDS))
     calls = max(enough, min(_CALLS, most))
-    wanted = {Sharing.all: True, Sharing.no_gradients: step.trains, Sharing.alone: compares_alone}
+    wanted = {
+        Sharing.all: True,
+        Sharing.no_gradients: step.trains,
+        Sharing.nothing: step.trains and compares_alone,
+        Sharing.alone: compares_alone,
+    }
     rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
     for number in range(_ROUNDS):
         for kind in list(rounds_of) if number % 2 else list(reversed(rounds_of)):
             bursts = group.burst(step, calls, kind)
             rounds_of[kind].append(bursts)
-            if error := bursts[0].error:
+            if error := next((burst.error for burst in bursts if burst.error), None):
                 del rounds_of[kind]
-                reason = f"the first rank alone can't make the call: {error}"
-                point.metrics.append(Metric(name=_EFFICIENCY, value=None, unit="1", reason=reason))
+                reason = f"one rank by itself can't make the call: {error}"
+                point.metrics.append(Metric(name=_FIGURES[kind], value=None, unit="1", reason=reason))
     for kind, rounds in rounds_of.items():
         samples = [_seconds(bursts[:1] if kind is Sharing.alone else bursts) / calls for bursts in rounds]
         stop = Stop(reason="fixed", achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width)
@@ -76,13 +86,25 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
         rates[f"{number}/samples_per_second"] = batch / fmean(own)
     point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
     parts = {kind: [part / whole for part, whole in zip(_of(point, kind), of_all, strict=False)] for kind in Sharing}
-    shares = {_COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]], _EFFICIENCY: parts[Sharing.alone]}
+    shares = {
+        _EFFICIENCY: parts[Sharing.alone],
+        _COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]],
+        _STATISTICS: _differences(parts[Sharing.no_gradients], parts[Sharing.nothing]),
+        _CONTENTION: _differences(parts[Sharing.nothing], parts[Sharing.alone]),
+    }
     point.facts["ranks"] = {}
     for name, of_rounds in shares.items():
         if of_rounds:
             share = estimators.median_interval(of_rounds)
             point.metrics.append(Metric(name=name, value=share.value, unit="1"))
             point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
+            if name == _EFFICIENCY and share.high is not None and share.high * size < 1:
+                slower = diagnostics.make("multi_gpu_slower", ratio=share.value * size, count=size, fewer=1)
+                point.doubts.append(slower)
+
+
+def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[float]:
+    return [whole - part for whole, part in zip(longer, shorter, strict=False)]
 
 
 def _seconds(bursts: Sequence[Burst]) -> float:

@@ -307,7 +307,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "multi_gpu_slower": _warning(
         "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
-        "use a larger batch_size per device; profiler=nsys shows what the devices wait for",
+        "use a larger batch_size per device; probes.scaling=true shows what the difference is lost to",
     ),
     # --- profiles ---
     "profile_incomplete": _warning("the profile is incomplete: {reason}", "see run.log"),

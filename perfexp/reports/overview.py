@@ -40,7 +40,13 @@ _DETAILS = (
 )
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
-_SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
+_SHARES = {
+    "scaling_efficiency": "scaling efficiency",
+    "communication_share": "waiting for gradients",
+    "statistics_share": "other communication",
+    "contention_share": "sharing the host",
+}
+_LOSSES = [name for name in _SHARES if name != "scaling_efficiency"]
 #: Facts of clock and power under load: title, factor and unit.
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
@@ -220,10 +226,16 @@ def ranks(record: Record) -> list[str]:
     """Return a sentence for each point that several ranks measured: rates together and of each, shares, intervals."""
     points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
     fields = varying(point.key for point in points)
-    return [f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point))}" for point in points]
+    norms = (record.environment.get("ranks") or {}).get("sync_batch_norms")
+    words = dict(_SHARES)
+    if norms:
+        words["statistics_share"] = f"SyncBatchNorm ({units.counted(norms, 'layer')}, in each of which the host waits)"
+    return [
+        f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point, words))}" for point in points
+    ]
 
 
-def _rank_parts(point: Point) -> Iterator[str]:
+def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
     together = metrics.pop("samples_per_second", None)
     if together is not None:
@@ -235,11 +247,11 @@ def _rank_parts(point: Point) -> Iterator[str]:
         least, most = (units.digits(value, 3) for value in (min(own), max(own)))
         yield f"each {least if least == most else f'{least} … {most}'}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
-    for name, words in _SHARES.items():
-        if name in metrics and (value := metrics[name].value) is not None:
-            low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
-            ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
-            yield f"{words} {wording.percent(value)} ({ends})"
+    values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
+    for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first
+        low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
+        ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
+        yield f"{words_of[name]} {wording.percent(value)} ({ends})"
 
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:

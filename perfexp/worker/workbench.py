@@ -184,6 +184,7 @@ class Workbench:
                 "epochs": plan.epochs,
                 "cache": plan.cache,
                 "graph": plan.execution.cuda_graph,
+                "takes_call_times": plan.probes.call_times,
                 "reads_load": plan.probes.loaded_clock,
                 "counts_work": plan.probes.work,
                 "checks_outputs": plan.probes.correctness,

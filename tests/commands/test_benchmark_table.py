@@ -60,6 +60,7 @@ def test_the_experiment_is_the_seeds_six_lines():
     assert list(params) == ["model", "gpu.count"]
     assert (composed.batch_size, composed.input_size, composed.precision.name) == (2, "512x1024", "fp32")
     assert (composed.stopping.measure, composed.mode.name, composed.speed_dir) == (500, "train", ".")
+    assert not composed.probes.call_times
 
 
 def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, visible, capsys):
@@ -115,6 +116,7 @@ def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monk
         "perfexp.records.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: [])
     )
     monkeypatch.setattr("perfexp.orchestration.segmentation_table.trainings", lambda *_: None)
+    monkeypatch.setattr(segmentation_table.SweepRun, "folder", tmp_path)
     config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
     callback.on_multirun_end(config)
     printed = capsys.readouterr()

@@ -26,6 +26,7 @@ class Scripted:
         default_factory=lambda: {
             Sharing.all: (10 * MILLISECOND, 10 * MILLISECOND),
             Sharing.no_gradients: (8 * MILLISECOND, 8 * MILLISECOND),
+            Sharing.nothing: (int(7.4 * MILLISECOND),) * 2,
             Sharing.alone: (7 * MILLISECOND, 0),
         }
     )
@@ -60,9 +61,12 @@ def test_rates_shares_and_efficiency_of_known_bursts():
             "ranks/0/samples_per_second": 1600.0,
             "ranks/1/samples_per_second": 1600.0,
             "ranks/communication_share": 0.2,
+            "ranks/statistics_share": 0.06,
+            "ranks/contention_share": 0.04,
             "ranks/scaling_efficiency": 0.7,
         }
     )
+    assert measured.doubts == [], "two devices do 1.4 times as much as one"
     assert measured.facts["ranks"]["communication_share"] == pytest.approx({"low": 0.2, "high": 0.2})
     series = {each.name: each for each in measured.series}
     assert series["ranks/all"].measured == pytest.approx([0.010] * 20)
@@ -84,8 +88,17 @@ def test_kinds_of_bursts_take_turns_there_and_back():
     group = Scripted()
     joint.measure(point(), step(), group, compares_alone=True)
     kinds = [kind for kind, _ in group.asked]
-    there = [Sharing.all, Sharing.no_gradients, Sharing.alone]
+    there = [Sharing.all, Sharing.no_gradients, Sharing.nothing, Sharing.alone]
     assert kinds == [*there[::-1], *there] * 11
+
+
+def test_devices_that_are_slower_together_than_one_are_doubted():
+    group = Scripted()
+    group.call_ns |= {Sharing.alone: (4 * MILLISECOND, 0)}
+    measured = point()
+    joint.measure(measured, step(), group, compares_alone=True)
+    [doubt] = measured.doubts
+    assert (doubt.code, doubt.message) == ("multi_gpu_slower", "2 devices together reach 0.80 of the samples/s of 1")
 
 
 def test_an_inference_shares_no_gradients():
@@ -122,7 +135,7 @@ def test_noise_widens_the_interval_of_a_share():
 
 
 def test_what_slows_all_bursts_of_a_round_is_in_no_share():
-    share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 3 // 5))
+    share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 4 // 5))
     assert {"share": share, **bounds} == pytest.approx({"share": 0.2, "low": 0.2, "high": 0.2})
 
 
@@ -158,12 +171,15 @@ def test_a_call_that_one_rank_alone_can_not_make_costs_the_efficiency_only():
     class Refusing(Scripted):
         def burst(self, step, calls, sharing):
             found = super().burst(step, calls, sharing)
-            error = "ValueError: more than 1 value" if sharing is Sharing.alone else None
-            return [dataclasses.replace(found[0], error=error), found[1]]
+            error = "ValueError: more than 1 value" if sharing in (Sharing.nothing, Sharing.alone) else None
+            return [found[0], dataclasses.replace(found[1], error=error)]
 
     measured, group = point(), Refusing()
     joint.measure(measured, step(), group, compares_alone=True)
-    assert [sharing for sharing, _ in group.asked].count(Sharing.alone) == 1, "it is not tried again"
+    for kind in (Sharing.nothing, Sharing.alone):
+        assert [sharing for sharing, _ in group.asked].count(kind) == 1, "it is not tried again"
+    assert measured.metric("ranks/statistics_share").value is None
+    assert measured.metric("ranks/contention_share") is None
     assert values(measured)["ranks/communication_share"] == pytest.approx(0.2)
     efficiency = measured.metric("ranks/scaling_efficiency")
     assert efficiency.value is None

@@ -100,25 +100,28 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
         assert point.facts["world_size"] == 2
         assert record.environment["ranks"]["backend"] == "gloo"
         assert len(record.environment["ranks"]["devices"]) == 2
-        assert {"ranks/1/samples_per_second", "ranks/scaling_efficiency", "ranks/communication_share"} <= values.keys()
+        shares = {"scaling_efficiency", "communication_share", "statistics_share", "contention_share"}
+        assert {"ranks/1/samples_per_second", *(f"ranks/{name}" for name in shares)} <= values.keys()
         assert all(value is not None for name, value in values.items() if name.startswith("ranks/"))
         assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {series.name for series in point.series}
 
 
-def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path):
-    folder = tmp_path / "run"
-    asked = [*MODEL, *QUICK, "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, size):
+    folder, last = tmp_path / "run", size - 1
+    asked = [*MODEL, *QUICK, f"gpu.count={size}", "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
     with forking.start(*asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         while not (folder / "points.jsonl").exists() and process.poll() is None:
             time.sleep(0.05)
         running = ranks_of(folder)
-        running[1].send_signal(signal.SIGKILL)
+        running[last].send_signal(signal.SIGKILL)
         printed = process.communicate(timeout=300)[0]
     finished, killed = Record.load(folder).points
     assert process.returncode == 1
     assert finished.status is Status.OK, printed
     assert killed.status is Status.KILLED, printed
-    assert f"rank 1 of 2 (process {running[1].pid}) was terminated by SIGKILL" in killed.error
+    assert f"rank {last} of {size} (process {running[last].pid}) was terminated by SIGKILL" in killed.error
+    assert {f"ranks/{number}/samples_per_second" for number in range(size)} <= {one.name for one in finished.metrics}
     assert ranks_of(folder) == {}
 
 

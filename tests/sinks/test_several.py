@@ -26,7 +26,21 @@ def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record
     [sentence] = overview.ranks(with_ranks(make_record, share_low=0.15))
     assert sentence == (
         "together 42.7 samples/s, independent but for the gradients, each 21.6 … 21.7, "
-        "waiting for gradients 17 % (15 % … 19 %), scaling efficiency 51 % (50 % … 53 %)"
+        "scaling efficiency 51 % (50 % … 53 %), waiting for gradients 17 % (15 % … 19 %)"
+    )
+
+
+def test_losses_are_named_and_the_largest_comes_first(make_record):
+    record = with_ranks(make_record, share_low=0.15)
+    record.environment["ranks"] = {"sync_batch_norms": 46}
+    for point in filter(lambda point: point.key.is_timed, record.points):
+        shares = {"statistics_share": 0.3, "contention_share": 0.02}
+        point.metrics += [Metric(name=f"ranks/{name}", value=value, unit="1") for name, value in shares.items()]
+    [sentence] = overview.ranks(record)
+    losses = sentence.partition("51 % (50 % … 53 %), ")[2]
+    assert losses == (
+        "SyncBatchNorm (46 layers, in each of which the host waits) 30 % (no interval), "
+        "waiting for gradients 17 % (15 % … 19 %), sharing the host 2.0 % (no interval)"
     )
 
 
