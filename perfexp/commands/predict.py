@@ -53,8 +53,8 @@ def predict(
 ) -> None:
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
 
-    Memory is traced without a GPU. Time and energy come from records of the same settings on the same device: they
-    are measured, or interpolated with a 90 % interval, or refused.
+    Memory is traced without a GPU, which leaves out cuDNN's workspaces. Time, energy and the whole peak of memory come
+    from records of the same settings on the same device: measured, or interpolated with a 90 % interval, or refused.
     """
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]
@@ -131,7 +131,7 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
             fits = f"largest batch {point['largest_batch']}" if point["largest_batch"] else "not even one sample fits"
             lines.append(f"  {fits} in {capacity}")
     if any("categories" in point for point in traced["points"]):
-        lines.append("without workspaces of cuDNN, which depend on the device")
+        lines.append("without workspaces of cuDNN, which depend on the device; a record has them")
         if not plan.gpu.get("facts", {}).get("memory_bytes"):
             lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
     console.show_lines("memory, traced without a device", lines)
@@ -144,7 +144,7 @@ def _show_answers(
     for key, of_key in answers:
         for quantity, answer in of_key.items():
             lines.append(f"{label(key)}: {quantity} {answer_text(answer, QUANTITIES[quantity])}")
-    console.show_lines(f"time and energy, from records in {', '.join(map(str, folders))}", lines)
+    console.show_lines(f"from records in {', '.join(map(str, folders))}", lines)
     raised = dict.fromkeys(
         (str(one), one.help) for _, of_key in answers for answer in of_key.values() for one in answer.diagnostics
     )
@@ -167,6 +167,8 @@ def answer_text(answer: Answer, unit: str) -> str:
 
 
 def _formatted(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return units.format_bytes(value)
     return units.format_seconds(value) if unit == "seconds" else f"{units.digits(value)} J"
 
 

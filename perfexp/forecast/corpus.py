@@ -22,10 +22,10 @@ from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import Subject, subject
-from perfexp.summaries.wording import ENERGY, find_metric, interval_of
+from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of
 
 #: Quantities of a curve, with their units.
-QUANTITIES = {"time": "seconds", "energy": "joules"}
+QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
 #: Facts of software and device that change times, in the order of importance.
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
 #: Limit on the curves that calibrate one, the newest.
@@ -75,7 +75,7 @@ class MeasuredCurve:
         device: device of the record.
         phase: phase of the calls.
         quantity: one of QUANTITIES.
-        kind: name of the time, or of the energy.
+        kind: name of the time, or of the metric.
         values: measured values with their 95 % intervals, by input size and batch size.
         out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
         conditions: versions and limits that change times.
@@ -148,14 +148,16 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """Return the curves of one record: the times and energies of each phase, as far as they were measured."""
+    """Return the curves of one record: times, energies and peaks of memory of each phase, as far as measured."""
     about = subject(record.plan, record.environment)
     table = [row for row in rows(record) if row.status is Status.OK and row.time]
     curves = []
     for phase in dict.fromkeys(row.key.phase for row in table):
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
-        for quantity, (kind, values) in {"time": _times(of_phase), "energy": _energies(of_phase)}.items():
+        found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY)}
+        found["memory"] = _metrics(of_phase, PEAK_MEMORY)
+        for quantity, (kind, values) in found.items():
             if values:
                 curve = MeasuredCurve(
                     folder=folder,
@@ -181,10 +183,10 @@ def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     return kind, {pair: median for pair, median in medians.items() if median.value > 0}
 
 
-def _energies(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
-    metrics = {(row.key.input_size, row.key.batch_size): find_metric(row, ENERGY) for row in table}
+def _metrics(table: Sequence[Row], name: str) -> tuple[str, dict[Pair, Interval]]:
+    metrics = {(row.key.input_size, row.key.batch_size): find_metric(row, name) for row in table}
     intervals = {pair: interval_of(metric) for pair, metric in metrics.items() if metric and metric.value}
-    return ENERGY, {pair: value for pair, value in intervals.items() if value.value > 0}
+    return name, {pair: value for pair, value in intervals.items() if value.value > 0}
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:

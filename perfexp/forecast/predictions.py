@@ -23,6 +23,8 @@ from perfexp.sweep import parse_batch_sizes, parse_sizes
 _NARROWER = NORMAL_FACTOR / 1.96
 #: Shares of the measured range that are still at its end.
 _ROUNDING = 1e-9
+#: Quantities of which a sparse sweep writes predictions.
+SPARSE = ("time", "energy")
 MEASURED, INTERPOLATED, REFUSED = "measured", "interpolated", "refused"
 #: Reason for the refusal of a point beyond the measured ones.
 OUTSIDE = "outside the measured range"
@@ -73,7 +75,7 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
     """
     forecasts = []
     for curve in curves:
-        pairs = candidates(record.plan, curve.phase)
+        pairs = candidates(record.plan, curve.phase) if curve.quantity in SPARSE else []
         if not pairs:
             continue
         forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory))

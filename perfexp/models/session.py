@@ -123,8 +123,11 @@ class TorchSession(Session):
     def training(self) -> Iterator[None]:
         """See `Session`. The weights before the first training are saved in a file."""
         self._save_loaded_weights()
-        with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
-            yield
+        try:
+            with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
+                yield
+        finally:
+            self._optimizer = None  # its state would count as memory of the next point
 
     def _save_loaded_weights(self) -> None:
         if self._untrained is None and not _is_stand_in(self.module):

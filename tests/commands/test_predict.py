@@ -115,6 +115,8 @@ def test_everything_as_json(predict, finished):
     assert point["time"]["source"] == "interpolated"
     assert point["time"]["low"] < point["time"]["value"] < point["time"]["high"]
     assert point["energy"]["source"] == "refused"
+    assert point["memory"]["low"] < point["memory"]["value"] < point["memory"]["high"]
+    assert point["memory"]["unit"] == "bytes"
 
 
 def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):

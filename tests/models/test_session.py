@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections import namedtuple
@@ -123,6 +124,23 @@ def test_reset_forgets_all_training() -> None:
     for name, tensor in session.module.state_dict().items():
         assert torch.equal(before[name], tensor), name
     assert all(parameter.grad is None for parameter in session.module.parameters())
+
+
+def test_the_optimizer_and_its_state_end_with_the_training() -> None:
+    session = open_session()
+    batch = session.random_batch((8, 8), 4, 0)
+    update = session.optimizer({"name": "sgd", "lr": 0.5, "momentum": 0.9})
+    before = optimizers()
+    with session.training():
+        session.backward(session.loss(session.forward(batch.inputs), batch.targets))
+        update()
+    del update
+    gc.collect()
+    assert len(optimizers()) == len(before) - 1
+
+
+def optimizers() -> list[int]:
+    return [id(each) for each in gc.get_objects() if type(each) is torch.optim.SGD]
 
 
 def test_every_training_begins_with_the_same_loss() -> None:
