@@ -115,8 +115,23 @@ def test_everything_as_json(predict, finished):
     assert point["time"]["source"] == "interpolated"
     assert point["time"]["low"] < point["time"]["value"] < point["time"]["high"]
     assert point["energy"]["source"] == "refused"
-    assert point["memory"]["low"] < point["memory"]["value"] < point["memory"]["high"]
-    assert point["memory"]["unit"] == "bytes"
+
+
+def test_the_peak_of_memory_is_that_of_records_workspaces_included(predict, finished, tmp_path):
+    folder = finished(*SPARSE).copied(tmp_path / "copy").root
+    record = json.loads((folder / "out" / "record.json").read_text())
+    for point in record["points"]:
+        height, width = point["key"]["input_size"]
+        others = [metric for metric in point["metrics"] if metric["name"] != "memory/peak_bytes"]
+        peak = {"name": "memory/peak_bytes", "unit": "bytes", "reason": None, "value": 2**27 + 500.0 * height * width}
+        point["metrics"] = [*others, peak]
+    (folder / "out" / "record.json").write_text(json.dumps(record))
+    _, printed, _ = predict(*FAKE, "input_size=[224,301]", "--corpus", folder, "--json")
+    measured, between = [point["memory"] for point in json.loads(printed)["points"]]
+    assert (measured["source"], measured["value"]) == ("measured", 2**27 + 500 * 224**2)
+    assert (between["source"], between["unit"]) == ("interpolated", "bytes")
+    assert between["low"] < 2**27 + 500 * 301**2 < between["high"] < 1.2 * between["low"]
+    assert "224 · batch 1 · fp32: memory 152 MiB, measured" in predict(*FAKE, "input_size=224", "--corpus", folder)[1]
 
 
 def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
