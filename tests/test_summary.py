@@ -315,6 +315,15 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     assert not words or words in found[0].message
 
 
+@pytest.mark.parametrize(("pipelined", "is_said"), [(0.0108, False), (0.0115, True)])
+def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(make_record, pipelined, is_said):
+    measured = point(0.01, kind="latency", noise=0)
+    measured.series += point(pipelined, kind="throughput", noise=0).series
+    found = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
+    assert ("pace_changed" in [doubt.code for doubt in found]) is is_said
+    assert not is_said or "11.5 ms in the pipelined loop, but 10 ms" in found[-1].message
+
+
 def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it(make_record):
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series

@@ -126,6 +126,11 @@ DIAGNOSTICS: dict[str, Rule] = {
         "other processes used {load:.1f} of {cores} CPU cores during the measurement",
         "stop other work on this machine, then measure again",
     ),
+    "pace_changed": _warning(
+        "a call takes {pipelined_ms:.3g} ms in the pipelined loop, but {waiting_ms:.3g} ms if the host waits for each: "
+        "the host's pace changed in between",
+        "read samples/s and latency as those of two states of the host, and measure in several processes (replicate=3)",
+    ),
     "shared_node": _warning(
         "other jobs had {gpus} GPUs and {cpus} CPUs of node {node} when the measurement started",
         "read `latency` and `throughput` as upper and lower bounds; hydra.launcher.exclusive=true requests whole nodes",

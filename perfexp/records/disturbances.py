@@ -1,4 +1,4 @@
-"""Disturbances: diagnostics of the device's clock, its throttling, and other work on it during a measurement."""
+"""Disturbances: diagnostics of the device's clock, its throttling, other work on it, and of the host's pace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.point_times import first_median
+from perfexp.records.record import Point
 
 #: Largest relative difference between two readings of one clock state, and the same in units of the readings' noise:
 #: the range of 60 normal readings is below 6 standard deviations in 95 % of cases.
@@ -18,6 +20,8 @@ _NAMED_STATES = 3
 _THROTTLE_TOLERANCE = 0.01
 #: A calibration kernel that reaches less than this share of the driver's clock shares the device.
 _LEAST_CLOCK_SHARE = 0.85
+#: A loop without waiting may take so much longer than one that waits for each call, by chance.
+_LOOP_TOLERANCE = 1.1
 
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Diagnostic]:
@@ -26,6 +30,14 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[st
     if evidence := _sharing(before, after):
         doubts.append(diagnostics.make("shared_device", evidence="; ".join(evidence)))
     return doubts
+
+
+def judge_pace(point: Point) -> list[Diagnostic]:
+    """Compare the loops with and without waiting for each call: the host's pace changed if waiting is faster."""
+    pipelined, waiting = (first_median(point, name) for name in ("throughput", "latency"))
+    if pipelined is None or waiting is None or pipelined < _LOOP_TOLERANCE * waiting:
+        return []
+    return [diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)]
 
 
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:

@@ -240,7 +240,8 @@ def test_a_file_leaves_no_column_out(build: Builder) -> None:
     [head] = [line for line in lines if "samples/s" in line and "memory" in line]
     for title in ("device p50 ± CI95", "latency p50 ± CI95", "latency p95", "latency p99", "remarks"):
         assert title in head
-    assert any(line.endswith("busy_host, drift, phases_disagree, throttled, device_idle") for line in lines)
+    codes = "busy_host, drift, phases_disagree, throttled, device_idle, pace_changed"
+    assert any(line.endswith(codes) for line in lines)
 
 
 def test_text_from_outside_does_not_leave_the_fence(build: Builder) -> None:
