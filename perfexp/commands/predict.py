@@ -128,10 +128,10 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
         lines.append(f"  {listed}")
         if point["capacity_bytes"]:
             capacity = f"{units.format_bytes(point['capacity_bytes'])} of {plan.gpu_name}"
-            fits = f"largest batch {point['largest_batch']}" if point["largest_batch"] else "not even one sample fits"
+            fits = f"at most batch {point['largest_batch']} fits" if point["largest_batch"] else "no sample fits"
             lines.append(f"  {fits} in {capacity}")
     if any("categories" in point for point in traced["points"]):
-        lines.append("without workspaces of cuDNN, which depend on the device; a record has them")
+        lines.append("without workspaces of cuDNN, which may be as large again; records of the device include them")
         if not plan.gpu.get("facts", {}).get("memory_bytes"):
             lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
     console.show_lines("memory, traced without a device", lines)
