@@ -1,6 +1,7 @@
 """perfexp predict: memory without a GPU, times from records, and how good they are."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -44,6 +45,8 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "measured" in lines[0]
     assert "interpolated, nearest measured 224 · batch 1" in lines[1]
     assert "90 %" in lines[1]
+    low, high = re.search(r"\((.+) to (.+), 90 %\), measured", lines[0]).groups()
+    assert low != high
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
 
