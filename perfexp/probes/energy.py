@@ -144,7 +144,7 @@ class EnergyProcedure:
             plateau: calls at the pace of the loop; None without a meter.
             calls_per: number of calls of each unit of energy, from `counts`.
             clean: mean seconds of the same call while no meter is read; None if unknown.
-            queued: calls as a CUDA graph, at the pace of the device, or the reason for none; None where the paces agree.
+            queued: calls as a CUDA graph, at the device's pace, or the reason for none; None where both paces agree.
         """
         if plateau is None:
             nothing = Reading(None, self.detected.reason)

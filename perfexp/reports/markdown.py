@@ -85,7 +85,7 @@ def report(record: Record, plots: Sequence[str] = ()) -> str:
     """
     about, table = subject(record.plan, record.environment), rows(record)
     status = f"{record.status.value}, measured from {record.started} to {record.ended}"
-    others, trained = overview.metrics(record, table), overview.epochs(record)
+    others, loads, trained = overview.metrics(record, table), overview.loads(record), overview.epochs(record)
     _, notes = _diagnostics(record, table)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n\n{escape_markdown(status)}\n",
@@ -94,7 +94,7 @@ def report(record: Record, plots: Sequence[str] = ()) -> str:
         _section("All metrics", _all(others) if others else ""),
         _section("Epochs", trained.markdown() if trained else ""),
         _section("Layers and the ceilings of the device", _rooflines(record)),
-        _loads(record),
+        _section("Clock and power under load", loads.markdown() if loads else ""),
         notes,
         f"<details>\n<summary>Environment</summary>\n\n{_items(_environment(record.environment))}\n</details>\n",
         _section("To measure it again", _again(record)),
@@ -171,15 +171,9 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     yield _section("Phases of a call", phases.markdown() if phases else "")
     trained = overview.epochs(record)
     yield _section("Epochs", trained.markdown() if trained else "")
-    yield _loads(record)
-    others = overview.metrics(record, table)
+    loads, others = overview.loads(record), overview.metrics(record, table)
+    yield _section("Clock and power under load", loads.markdown() if loads else "")
     yield _section("Other metrics", _list([*others.listed(), *others.notes]) if others else "")
-
-
-def _loads(record: Record) -> str:
-    loads = overview.loads(record)
-    text = "\n".join(filter(None, (loads.markdown(), _list(loads.notes)))) if loads else ""
-    return _section("Clock and power under load", text)
 
 
 def _titled(title: str, grid: Grid) -> str:

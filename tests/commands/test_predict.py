@@ -1,17 +1,21 @@
 """perfexp predict: memory without a GPU, times from records, and how good they are."""
 
 import json
-import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from perfexp import commands
 from perfexp.cli.composition import compose
+from perfexp.commands.predict import answer_text
 from perfexp.errors import UserError
+from perfexp.forecast.lookup import Answer
+from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config
 from perfexp.records.record import Key, Point, Status
+from perfexp.statistics.estimators import Interval
 from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
@@ -45,10 +49,25 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "measured" in lines[0]
     assert "interpolated, nearest measured 224 · batch 1" in lines[1]
     assert "90 %" in lines[1]
-    low, high = re.search(r"\((.+) to (.+), 90 %\), measured", lines[0]).groups()
-    assert low != high
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.05239, 0.05242, "52.40 ms (52.390 ms to 52.420 ms, 90 %)"),
+        (0.0521, 0.0529, "52.40 ms (52.10 ms to 52.90 ms, 90 %)"),
+        (None, None, "52.4 ms"),
+    ],
+)
+def test_the_digits_show_the_interval(low, high, shown):
+    pair = ((224, 224), 1)
+    value = Interval(value=0.0524, low=low, high=high)
+    curve = SimpleNamespace(about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device")
+    predicted = Predicted(pair=pair, source=MEASURED, value=value, nearest=pair)
+    text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
+    assert text == f"device {shown}, measured (NVIDIA H100, out)"
 
 
 @pytest.mark.slow

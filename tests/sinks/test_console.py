@@ -67,7 +67,7 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
 
 
 def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:
-    points = [build.point(n=16, noise=1e-2, replicate=replicate) for replicate in range(2)]
+    points = [build.point(n=16, noise=5e-3, replicate=replicate) for replicate in range(2)]
     for point in points:
         point.series[0].stop = Stop(reason="max_seconds", target=0.01, achieved=0.001)
     note = "  ≈ latency p50 with an interval that may be several times too narrow: too few effective samples"

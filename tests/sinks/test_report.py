@@ -48,7 +48,7 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
     del points[0].facts["loaded_power_watts"]
     text = markdown.report(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
     assert "| 224 | 1 | device | 1755 MHz | – | 6 |" in text
-    assert "- – no power: the device worked on these calls for less than 1 s" in text
+    assert "\n– no power: the device worked on these calls for less than 1 s" in text
 
 
 def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
