@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfexp.records import diagnostics, growth, summary
+from perfexp.records import diagnostics, growth, idleness, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.statistics import estimators
 from perfexp.summaries import remarks
@@ -295,7 +295,7 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
         (
             0.015625,
             {"loop/host_seconds": 0.012},
-            "64% of the loop's time; the host needs 77% to issue the calls: neither",
+            "64% of the loop's time; the host needs 77% to issue the calls: neither sets the pace alone",
         ),
         (
             0.015625,
@@ -303,6 +303,16 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
             "64% of the loop's time; loading takes 30% of a call",
         ),
         (0.015625, {}, "64% of the loop's time; the host's time to issue the calls is unknown"),
+        (
+            0.015625,
+            {"loop/host_seconds": 0.0145},
+            "64% of the loop's time; the host needs 93% to issue the calls: it sets the pace",
+        ),
+        (
+            0.015625,
+            {"loop/host_seconds": 0.0266},
+            "64% of the loop's time; issuing the calls took 1.7 times the loop's time when it was measured alone",
+        ),
         (0.012, {"loop/host_seconds": 0.011}, None),
     ],
 )
@@ -327,7 +337,7 @@ def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(make_r
 def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it(make_record):
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series
-    measured.doubts = [diagnostics.make("launch_bound", device=0.5, host=1.0, changed="")]
-    assert [doubt.code for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts] == [
-        "launch_bound"
-    ]
+    measured.doubts = [diagnostics.make("launch_bound", device=0.5, issuing=idleness.issuing(1.01))]
+    [doubt] = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
+    assert doubt.code == "launch_bound"
+    assert doubt.message.endswith("the host needs 100% to issue the calls")

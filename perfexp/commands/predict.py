@@ -25,6 +25,7 @@ from perfexp.records import units
 from perfexp.records.record import Key
 from perfexp.reports.console import Console
 from perfexp.summaries.subject import label, subject
+from perfexp.summaries.wording import supported_digits
 
 #: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
 _DENSE = 20
@@ -159,17 +160,19 @@ def answer_text(answer: Answer, unit: str) -> str:
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"
     ends = [end for end in (predicted.value.low, predicted.value.high) if end is not None]
-    interval = f" ({_formatted(ends[0], unit)} to {_formatted(ends[1], unit)}, 90 %)" if len(ends) == 2 else ""
+    figures = max(supported_digits(predicted.value) + 1, 3) if len(ends) == 2 else 3
+    low_to_high = " to ".join(_formatted(end, unit, figures) for end in ends)
+    interval = f" ({low_to_high}, 90 %)" if len(ends) == 2 else ""
     nearest = "" if predicted.nearest == predicted.pair else f", nearest measured {lookup.pair_text(predicted.nearest)}"
     where = f"{curve.about.device or 'an unknown device'}, {curve.folder}"
     kind = f"{curve.kind} " if curve.quantity == "time" else ""
-    return f"{kind}{_formatted(predicted.value.value, unit)}{interval}, {predicted.source}{nearest} ({where})"
+    return f"{kind}{_formatted(predicted.value.value, unit, figures)}{interval}, {predicted.source}{nearest} ({where})"
 
 
-def _formatted(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str, figures: int) -> str:
     if unit == "bytes":
         return units.format_bytes(value)
-    return units.format_seconds(value) if unit == "seconds" else f"{units.digits(value)} J"
+    return units.format_seconds(value, figures) if unit == "seconds" else f"{units.digits(value, figures)} J"
 
 
 def _as_json(answers: Sequence[tuple[Key, Mapping[str, Answer]]], traced: Mapping[str, Any] | None) -> dict[str, Any]:

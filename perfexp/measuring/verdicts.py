@@ -12,15 +12,13 @@ from perfexp.algorithms import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
-from perfexp.records import diagnostics, units
+from perfexp.records import diagnostics, idleness, units
 from perfexp.records.point_times import device_series
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
 
 #: Share of the machine's cores that other processes may use without a diagnostic.
 _BUSY_SHARE = 0.1
-#: Above this share of the loop's time for issuing its calls, the host was slower when that was timed by itself.
-_HOST_CHANGED = 1.1
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:
@@ -118,8 +116,8 @@ def judge_bound(point: Point) -> None:
         return
     point.facts["bound_by"] = bound
     if bound == "launch" and host is not None:
-        changed = " (its pace changed between the two measurements)" if host / wall > _HOST_CHANGED else ""
-        point.doubts.append(diagnostics.make("launch_bound", device=busy / wall, host=host / wall, changed=changed))
+        issuing = idleness.issuing(host / wall)
+        point.doubts.append(diagnostics.make("launch_bound", device=busy / wall, issuing=issuing))
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:

@@ -144,7 +144,7 @@ class EnergyProcedure:
             plateau: calls at the pace of the loop; None without a meter.
             calls_per: number of calls of each unit of energy, from `counts`.
             clean: mean seconds of the same call while no meter is read; None if unknown.
-            queued: calls at the pace of the device, or the reason for none; None where both paces agree.
+            queued: calls as a CUDA graph, at the device's pace, or the reason for none; None where both paces agree.
         """
         if plateau is None:
             nothing = Reading(None, self.detected.reason)
@@ -236,9 +236,9 @@ def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading |
     timed = f" ({clean.value * 1e3:.4g} ms when it was timed)" if clean else ""
     paces = [f"{_pace(plateau)} in the loop{timed}"]
     if isinstance(queued, Plateau):
-        paces.append(f"{_pace(queued)} on a device that is kept busy")
+        paces.append(f"{_pace(queued)} as a CUDA graph, which keeps the device busy")
     elif queued is not None:
-        paces.append(f"not measured on a device that is kept busy ({queued.reason})")
+        paces.append(f"not measured as a CUDA graph, which keeps the device busy ({queued.reason})")
     return ", ".join(paces)
 
 

@@ -86,7 +86,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "read the phases as shares, not as times; the whole call is timed without them",
     ),
     "launch_bound": _warning(
-        "the device is busy {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls{changed}",
+        "the device is busy {device:.0%} of the loop's time; {issuing}",
         "use a larger batch or execution=compile to keep the device busy",
     ),
     "device_idle": _warning("the device is busy {device:.0%} of the loop's time; {cause}", "{advice}"),

@@ -110,20 +110,24 @@ class Console:
             self._line(names, indent=2)
         self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
 
-    def results(self, record: Record) -> None:
-        """Print the results of a run with its errors, warnings and failures."""
+    def results(self, record: Record, *, in_report: bool = False) -> None:
+        """Print the results of a run with its errors, warnings and failures.
+
+        Args:
+            in_report: whether the lines are those of report.md, which has the notes and all metrics below them.
+        """
         table = rows(record)
         if self.quiet:
             self._result_lines(table)
         else:
-            self._tables(record, table)
+            self._tables(record, table, in_report=in_report)
         diagnostics = raised_diagnostics(record, table)
         for raised in diagnostics:
             if self._verbose or not raised.worst.is_note:
                 self._diagnostics(raised.lines)
         notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
         if notes and not self.quiet and not self._verbose:
-            self._line(f"notes: {', '.join(notes)} (report.md)")
+            self._line(f"notes: {', '.join(notes)} ({'below' if in_report else 'report.md'})")
         self._section(_NOT_MEASURED, failures(record), style="red")
 
     def show_sweep(
@@ -173,7 +177,7 @@ class Console:
         lines = "\n".join(map(one_line, mask(message).splitlines()))
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
-    def _tables(self, record: Record, rows: Sequence[Row]) -> None:
+    def _tables(self, record: Record, rows: Sequence[Row], *, in_report: bool) -> None:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
@@ -187,7 +191,7 @@ class Console:
         self._section("scaling with the input size", scaling_lines(rows))
         self._section("convolutions", convolutions.sentences(record))
         self._section("ranks", overview.ranks(record))
-        metrics = overview.metrics(record, rows, is_brief=not self._verbose)
+        metrics = overview.metrics(record, rows, is_brief=not self._verbose, in_report=in_report)
         for title, grid, width in (
             ("across processes", overview.processes(rows), None),
             ("phases", overview.phases(rows), None),

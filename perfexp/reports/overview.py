@@ -49,6 +49,9 @@ _SHARES = {
 _LOSSES = [name for name in _SHARES if name != "scaling_efficiency"]
 #: Facts of clock and power under load: title, factor and unit.
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
+#: A board's power may be an average over up to this long.
+_AVERAGED_SECONDS = 1.0
+_LAGS = "– no power: the device worked on these calls for less than 1 s, over which a board may average its power"
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
@@ -60,7 +63,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     asked = [number for number in percentiles if number != 50]
     columns = [
         *key_columns(rows),
-        Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
+        Column(f"{wording.median_title(kinds)} ± CI95", map(_median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
@@ -73,8 +76,26 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     others = " and ".join(kind for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [wording.scope(rows), mixed, *shortages, *wording.rate_notes(rows)]
+    notes = [wording.scope(rows), _narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _is_narrow(row: Row) -> bool:
+    """Whether the interval of a row's time may be too narrow: one process with few effective samples, as is noted."""
+    if row.time is None or row.time.median.low is None or row.processes > 1 or row.is_pooled or row.runs:
+        return False
+    is_noted = any(diagnostic.code == "too_few_samples" for diagnostic in row.doubts)
+    return is_noted and row.time.n / row.time.tau < estimators.FEW
+
+
+def _median_text(row: Row) -> str:
+    return f"{'≈ ' * _is_narrow(row)}{wording.median_text(row)}"
+
+
+def _narrow_note(rows: Sequence[Row]) -> str:
+    kinds = wording.time_kinds(filter(_is_narrow, rows))
+    names = wording.median_title(kinds)
+    return f"≈ {names} with an interval that may be several times too narrow: {wording.TOO_FEW}" if kinds else ""
 
 
 def _latency_text(row: Row) -> str:
@@ -144,11 +165,12 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     return Grid(columns).without_empty()
 
 
-def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False) -> Grid | None:
+def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_report: bool = False) -> Grid | None:
     """Return the other metrics; None if there are none but those of the main table.
 
     Args:
         is_brief: whether to leave out details, which a note counts.
+        in_report: whether report.md has them below.
     """
     every = [
         metric
@@ -176,7 +198,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False) -> G
         scale = wording.percent(max(known))
         notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
     if left_out:
-        notes.append(f"{units.counted(left_out, 'more metric')}: perfexp show DIR -v, or report.md")
+        where = "below" if in_report else "perfexp show DIR -v, or report.md"
+        notes.append(f"{units.counted(left_out, 'more metric')}: {where}")
     elif not is_brief:
         notes.append("docs/reference/metrics.md defines each metric")
     return Grid([*key_columns(having), *columns] if columns else [], notes)
@@ -204,22 +227,39 @@ def _metric_text(row: Row, name: str) -> str:
 
 
 def loads(record: Record) -> Grid | None:
-    """Return clock and power during the device's own times, medians over all processes; None without readings."""
+    """Return clock and power during the device's own times, medians over all processes; None without readings.
+
+    Powers of processes whose device worked for less time than a board averages over are left out.
+    """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
         key = msgspec.structs.replace(point.key, replicate=0)
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
-                pooled.setdefault((key, series), {}).setdefault(fact, []).extend(readings)
+                known = pooled.setdefault((key, series), {}).setdefault(fact, [])
+                if fact != "loaded_power_watts" or _busy_seconds(point, series) >= _AVERAGED_SECONDS:
+                    known += readings
     if not pooled:
         return None
     keys = [key for key, _ in pooled]
     columns = [*_columns_of(keys, distinguishing(keys)), Column("time", (series for _, series in pooled))]
     for fact, (title, factor, unit) in _LOADS.items():
-        found = [readings.get(fact, []) for readings in pooled.values()]
-        columns.append(Column(title, (f"{median(each) * factor:.0f} {unit}" if each else "" for each in found)))
+        found = [readings.get(fact) for readings in pooled.values()]
+        columns.append(Column(title, (_load_text(each, factor, unit) for each in found)))
     counts = (str(max(map(len, readings.values()))) for readings in pooled.values())
-    return Grid([*columns, Column("readings", counts)]).without_empty()
+    lags = any(readings.get("loaded_power_watts") == [] for readings in pooled.values())
+    return Grid([*columns, Column("readings", counts)], [_LAGS] if lags else []).without_empty()
+
+
+def _load_text(readings: Sequence[float] | None, factor: float, unit: str) -> str:
+    if readings is None:
+        return ""
+    return f"{median(readings) * factor:.0f} {unit}" if readings else "–"
+
+
+def _busy_seconds(point: Point, name: str) -> float:
+    series = point.find_series(name)
+    return sum(series.samples) * series.calls_per_sample if series else 0.0
 
 
 def ranks(record: Record) -> list[str]:

@@ -35,7 +35,7 @@ _COUNTED = {
 _TITLES = {
     COVERAGE: "algorithm coverage",
     "energy/call_seconds": "energy/time of a call",
-    "energy/queued_call_seconds": "energy/time of a queued call",
+    "energy/queued_call_seconds": "energy/time of a queued call as a CUDA graph",
     "layers/closure": "layers − call",
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",

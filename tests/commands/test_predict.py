@@ -2,15 +2,20 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from perfexp import commands
 from perfexp.cli.composition import compose
+from perfexp.commands.predict import answer_text
 from perfexp.errors import UserError
+from perfexp.forecast.lookup import Answer
+from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config
 from perfexp.records.record import Key, Point, Status
+from perfexp.statistics.estimators import Interval
 from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
@@ -46,6 +51,23 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "90 %" in lines[1]
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.05239, 0.05242, "52.40 ms (52.390 ms to 52.420 ms, 90 %)"),
+        (0.0521, 0.0529, "52.40 ms (52.10 ms to 52.90 ms, 90 %)"),
+        (None, None, "52.4 ms"),
+    ],
+)
+def test_the_digits_show_the_interval(low, high, shown):
+    pair = ((224, 224), 1)
+    value = Interval(value=0.0524, low=low, high=high)
+    curve = SimpleNamespace(about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device")
+    predicted = Predicted(pair=pair, source=MEASURED, value=value, nearest=pair)
+    text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
+    assert text == f"device {shown}, measured (NVIDIA H100, out)"
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def test_both_paces_are_given_as_a_pair():
     [note] = [doubt for doubt in energy.doubts if doubt.code == "energy_pace"]
     assert note.is_note
     assert "J at 3 ms per call in the loop" in note.message
-    assert "J at 1 ms per call on a device that is kept busy" in note.message
+    assert "J at 1 ms per call as a CUDA graph, which keeps the device busy" in note.message
 
 
 def test_a_pace_that_was_not_measured_has_a_reason():
@@ -232,4 +232,5 @@ def test_a_pace_that_was_not_measured_has_a_reason():
         loop, {"call": Reading(1.0, half_width=0.0)}, queued=Reading(None, "calls of several ranks")
     )
     assert metric(energy, "queued_per_call_joules").reason == "calls of several ranks"
-    assert "not measured on a device that is kept busy (calls of several ranks)" in energy.doubts[0].message
+    missing = "not measured as a CUDA graph, which keeps the device busy (calls of several ranks)"
+    assert missing in energy.doubts[0].message

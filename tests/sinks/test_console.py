@@ -12,9 +12,9 @@ from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop
 from perfexp.records.summary import rows
-from perfexp.reports.console import Console
+from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
@@ -64,6 +64,19 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     assert "  ≈ p99 without an interval: 80 of 368 effective samples" in lines
     assert lines[3].split("≈ ")[1].startswith("63."), "it is printed all the same"
     assert "≈" not in lines[3].split("≈ ")[0], "p95 has its interval"
+
+
+def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:
+    points = [build.point(n=16, noise=5e-3, replicate=replicate) for replicate in range(2)]
+    for point in points:
+        point.series[0].stop = Stop(reason="max_seconds", target=0.01, achieved=0.001)
+    note = "  ≈ latency p50 with an interval that may be several times too narrow: too few effective samples"
+    lines = shown(build, points[0]).splitlines()
+    assert re.search(r"224 +1 +≈ 6\d\.\d+ ms ± ", lines[3])
+    assert note in lines
+    assert note not in shown(build, *points), "the interval is that of the processes"
+    points[0].series[0].stop = Stop(reason="precision", target=0.01, achieved=0.001)
+    assert note not in shown(build, points[0])
 
 
 def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Builder) -> None:
@@ -233,6 +246,8 @@ def test_errors_are_printed_before_warnings_and_notes_by_their_codes(build: Buil
     ]
     assert text.splitlines()[-3:-2] == ["notes: too_few_samples (report.md)"]
     assert "too_few_samples" not in shown(build, point, quiet=True)
+    in_report = lines_of(lambda console: console.results(build.record(point), in_report=True))
+    assert in_report[-1] == "notes: too_few_samples (below)"
 
 
 def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None:
@@ -324,6 +339,7 @@ def test_other_metrics_are_narrow_tables_even_in_a_pipe_and_without_details(buil
     assert max(map(len, lines)) <= 80
     assert [text.count(f"group{number}/") for number in range(12)] == [1] * 12
     assert lines[-1] == "  1 more metric: perfexp show DIR -v, or report.md"
+    assert "  1 more metric: below" in lines_of(lambda plain: plain.results(build.record(*points), in_report=True))
     assert "work/bytes_min" not in text
     assert "work/bytes_min" in shown(build, *points, verbose=True)
 

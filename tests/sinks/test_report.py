@@ -38,9 +38,17 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
     for point, megahertz in zip(points, (1740, 1755, 1770), strict=True):
         point.facts["loaded_sm_clock_hertz"] = {"device": [megahertz * 1e6] * 2, "device/graph": [1.98e9]}
     points[0].facts["loaded_power_watts"] = {"device": [690.0]}
+    points[1].facts["loaded_power_watts"] = {"device": [142.0]}
+    [short] = [series for series in points[1].series if series.name == "device"]
+    short.samples = [seconds / 100 for seconds in short.samples]
     text = markdown.markdown(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
     assert "| 224 | 1 | device | 1755 MHz | 690 W | 6 |" in text
     assert "| 224 | 1 | device/graph | 1980 MHz |  | 3 |" in text
+    assert "no power" not in text
+    del points[0].facts["loaded_power_watts"]
+    text = markdown.report(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
+    assert "| 224 | 1 | device | 1755 MHz | – | 6 |" in text
+    assert "\n– no power: the device worked on these calls for less than 1 s" in text
 
 
 def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
@@ -203,7 +211,7 @@ def test_the_report_begins_with_the_lines_of_the_console_and_embeds_the_plots(bu
     record = build.record(build.point(), build.first_prediction())
     text = markdown.report(record, ["time.png", "a b.png"])
     fenced = text.partition("```text\n")[2].partition("\n```\n")
-    assert fenced[0].splitlines() == lines_of(lambda console: console.results(record))
+    assert fenced[0].splitlines() == lines_of(lambda console: console.results(record, in_report=True))
     assert "224 · batch 1 on Example CPU" in fenced[0]
     assert max(map(len, fenced[0].splitlines())) <= 100
     assert fenced[2].startswith("\n![time](time.png)\n![a b](a%20b.png)\n")
