@@ -56,7 +56,7 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
 @pytest.mark.parametrize(
     ("low", "high", "shown"),
     [
-        (0.05239, 0.05242, "52.40 ms (52.390 ms to 52.420 ms, 90 %)"),
+        (0.05239, 0.05242, "52.400 ms (52.390 ms to 52.420 ms, 90 %)"),
         (0.0521, 0.0529, "52.40 ms (52.10 ms to 52.90 ms, 90 %)"),
         (None, None, "52.4 ms"),
     ],
