@@ -8,7 +8,8 @@ import pytest
 from perfexp.records import diagnostics, growth, idleness, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.statistics import estimators
-from perfexp.summaries import remarks
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries import remarks, wording
 
 SIZES = range(224, 513, 32)
 
@@ -323,6 +324,13 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     found = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
     assert [doubt.code for doubt in found] == (["device_idle"] if words else [])
     assert not words or words in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"), [(2075.0, 2974.0, "2400 ± 18 %"), (2440.0, 2450.0, "2445"), (None, None, "≈ 2440")]
+)
+def test_a_rate_has_its_half_width_unless_the_digits_say_it(low, high, text):
+    assert wording.rate_with_width(Interval(value=2445.0, low=low, high=high)) == text
 
 
 @pytest.mark.parametrize(("pipelined", "is_said"), [(0.0108, False), (0.0115, True)])

@@ -66,7 +66,8 @@ def header(comparison: Comparison) -> list[str]:
     levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
     runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}, {_intervals(min(levels, default=ALPHA))}{runs}"
+    intervals = _intervals(min(levels, default=ALPHA)) if measured or levels else "no intervals"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}, {intervals}{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
 
 
@@ -145,6 +146,12 @@ def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
         return []
     if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
         return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
+    fewest = min(min(pair.processes) for pair in pairs)
+    if fewest < sequential.LEAST:
+        return [
+            f"UNDECIDED with {fewest} process{'' if fewest == 1 else 'es'} of each side: intervals need "
+            f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
+        ]
     return [
         "UNDECIDED: repeat perfexp ab with output_dir=DIR to continue, longer (--max-seconds) or until another measure "
         "is decided (--metric)"

@@ -14,7 +14,7 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import digits
-from perfexp.statistics.estimators import Interval, differ
+from perfexp.statistics.estimators import differ
 from perfexp.summaries.subject import constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import bare_time, known_or_about
@@ -24,7 +24,9 @@ _MODELS = ("model", "model.name")
 
 
 #: Meaning of the ratios at the ends of bars.
-_RATIO = "× is the time over that of the first run of a group, ≈ where the intervals overlap"
+_RATIO = (
+    "× is the time over that of the first run of a group, ≈ where the intervals overlap or are those of one process"
+)
 
 
 class _Run(NamedTuple):
@@ -112,7 +114,7 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
 
 
 def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
-    first = next((run.row.time.median for run in runs if run.row and run.row.time), None)
+    first = next((run.row for run in runs if run.row and run.row.time), None)
     keys = [run.row.key for run in runs if run.row]
     varying = [name for name in NUMERIC if len({getattr(key, name) for key in keys}) > 1]
     bars = []
@@ -127,18 +129,20 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
             bars.append(Bar(label=name, value=None, text=text))
             continue
         median = run.row.time.median
-        text = known_or_about(median, bare_time(median)) + (_ratio_text(first, median) if len(runs) > 1 else "")
+        text = known_or_about(median, bare_time(median)) + (_ratio_text(first, run.row) if len(runs) > 1 else "")
         behind = run.row.times["latency"].median if _behind(run) else None
         bars.append(Bar(label=name, value=median, text=text, behind=behind))
     return bars
 
 
-def _ratio_text(first: Interval | None, median: Interval) -> str:
-    """The time over that of the first run of the group, `≈` where the intervals overlap or one is missing."""
-    if first is None or first.value <= 0 or first is median:
+def _ratio_text(first: Row | None, row: Row) -> str:
+    """The time over that of the first run of the group, `≈` where intervals overlap, are missing or of one process."""
+    if first is None or first is row or not (first.time and row.time) or first.time.median.value <= 0:
         return " · first"
-    is_clear = differ(first, median, 0.0) and first.low is not None and median.low is not None
-    return f" · {'' if is_clear else '≈ '}{digits(median.value / first.value, 3)} ×"
+    one, other = first.time.median, row.time.median
+    is_known = all(each.processes > 1 or each.is_pooled or each.runs or each.selfcheck for each in (first, row))
+    is_clear = is_known and differ(one, other, 0.0) and one.low is not None and other.low is not None
+    return f" · {'' if is_clear else '≈ '}{digits(other.value / one.value, 3)} ×"
 
 
 def _behind(run: _Run) -> bool:

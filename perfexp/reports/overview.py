@@ -68,7 +68,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
-        Column("samples/s", (wording.rate_text(row.samples_per_second) for row in rows), rank=1),
+        Column("samples/s", (wording.rate_with_width(row.samples_per_second) for row in rows), rank=1),
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]

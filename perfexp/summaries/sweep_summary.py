@@ -146,7 +146,7 @@ def _times(table: Sequence[Row]) -> str:
 
 def _rates(table: Sequence[Row]) -> str:
     timed = _timed(table)
-    return wording.rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
+    return wording.rate_with_width(timed[0].samples_per_second) if len(timed) == 1 else ""
 
 
 def _shares(table: Sequence[Row]) -> str:

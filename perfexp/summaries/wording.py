@@ -50,6 +50,8 @@ _SHARES = (
 _WIDE_EXPONENT = 0.3
 #: A half-width from which both ends of an interval are shown: they are no longer equally far.
 _WIDE = 0.2
+#: A half-width of a rate up to which its digits say enough.
+_NARROW = 0.03
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 TOO_FEW = "too few effective samples"
@@ -97,6 +99,12 @@ def rate_text(interval: estimators.Interval | None) -> str:
         return ""
     figures, value = _rounded(interval)
     return known_or_about(interval, units.digits(value, figures))
+
+
+def rate_with_width(interval: estimators.Interval | None) -> str:
+    """Return a rate as `rate_text` does, with the half-width of an interval that is not narrow: `2400 ± 17 %`."""
+    width = interval.relative_half_width if interval else None
+    return f"{rate_text(interval)} ± {percent(width)}" if width is not None and width > _NARROW else rate_text(interval)
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:

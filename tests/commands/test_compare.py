@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -12,8 +13,8 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, judging
-from perfexp.comparison.document import Comparison
+from perfexp.comparison import comparability, comparison_table, judging
+from perfexp.comparison.document import Comparison, Verdict
 from perfexp.comparison.pairing import Side
 from perfexp.plots import comparison_page
 from perfexp.records import diagnostics
@@ -262,6 +263,15 @@ def test_single_figures_are_compared_in_their_own_words(compared):
 
 
 # Output
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"), [(1, "with 1 process of each side: intervals need 3"), (4, "until another measure is")]
+)
+def test_undecided_processes_in_turn_say_what_would_decide(processes, words):
+    pair = SimpleNamespace(verdict=Verdict.UNDECIDED, processes=(processes, processes))
+    [note] = comparison_table._undecided_in_turn([pair])
+    assert words in note
 
 
 def many(seed, scale=1.0):
