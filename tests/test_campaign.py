@@ -1,5 +1,6 @@
 """Sweeps over several runs: what is entered of runs that never came to be, and what the summary calls them."""
 
+import os
 import shutil
 
 import pandas as pd
@@ -157,6 +158,18 @@ def test_a_run_that_is_unsupported_is_called_so_and_nothing_else(tmp_path, capsy
     assert told.count("1 unsupported") == 3
     assert "not measured" in told
     assert "failed" not in told
+
+
+def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(tmp_path):
+    paths, (receive, send) = SweepPaths(tmp_path), os.pipe()
+    with paths.locked():
+        if not (child := os.fork()):
+            os.read(receive, 1)
+            os._exit(0)
+        assert paths.in_use()
+    assert not paths.in_use()
+    os.write(send, b"0")
+    os.waitpid(child, 0)
 
 
 def test_a_sweep_that_another_process_measures_is_left_alone(tmp_path, capsys):

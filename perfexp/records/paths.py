@@ -189,7 +189,10 @@ class _Folder:
                         busy = f"Another perfexp is measuring {self.in_words} {self.root}."
                         raise UserError(f"{busy} Wait for it, or choose another output_dir.") from error
                     time.sleep(patience_seconds)
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in between has the file open, too
 
     def in_use(self) -> bool:
         """Whether a process is measuring here (see `locked`); nothing is made or changed by asking."""
