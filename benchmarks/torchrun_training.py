@@ -130,7 +130,7 @@ def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
 
 
 def be_plain(arguments: argparse.Namespace) -> None:
-    """Be a rank of torchrun, which takes turns until there are no more."""
+    """Train as a rank of torchrun, one turn for each message, until the connection ends."""
     train = plain_training(arguments)
     train(SETTLING_CALLS)
     with Client(str(arguments.folder / "turns")) as connection, suppress(EOFError):

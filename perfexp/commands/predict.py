@@ -132,7 +132,7 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
             fits = f"at most batch {point['largest_batch']} fits" if point["largest_batch"] else "no sample fits"
             lines.append(f"  {fits} in {capacity}")
     if any("categories" in point for point in traced["points"]):
-        lines.append("without workspaces of cuDNN, which may be as large again; records of the device include them")
+        lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
         if not plan.gpu.get("facts", {}).get("memory_bytes"):
             lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
     console.show_lines("memory, traced without a device", lines)

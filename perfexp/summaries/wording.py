@@ -197,7 +197,7 @@ def scope(rows: Iterable[Row]) -> str:
         processes = f" and its processes{spread}" if spread else ""
         return f"± this machine: another run of the same command, by {earlier} of it{processes}"
     if any(not row.is_pooled for row in alone):
-        host = ", latency and samples/s by tens of percent" if any("device" in row.times for row in alone) else ""
+        host = ", above all in latency and samples/s" if any("device" in row.times for row in alone) else ""
         return f"± one process: {ANOTHER_RUN}{host} (replicate=3)"
     if alone and alone[0].selfcheck:
         return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
