@@ -130,10 +130,13 @@ class _Application:
         if self._results is not None:
             facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
             print(credentials.mask(json_results.document(self._results, **facts)))
+        if self.sweep_run is None:
+            return
         if self._is_left:
+            self.sweep_run.unlock()
             return
         try:
-            if self.sweep_run is not None and not self.sweep_run.close():
+            if not self.sweep_run.close():
                 self.exit_codes.append(_NOT_SENT)
         except KeyboardInterrupt:
             self.interrupted()

@@ -103,7 +103,7 @@ def test_what_runs_at_other_times_differ_by_is_not_in_the_ratio_of_processes_in_
 
 @pytest.mark.parametrize(
     ("count", "note"),
-    [(2, "to continue, longer (--max-seconds)"), (MOST, f"after {MOST} processes of each side, the most")],
+    [(2, "a longer --max-seconds to continue"), (MOST, f"after {MOST} processes of each side, the most")],
 )
 def test_the_table_names_the_confidence_and_what_would_decide(count, note):
     made = both(count, level(count) and 1e-15)

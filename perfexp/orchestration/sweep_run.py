@@ -188,10 +188,17 @@ class SweepRun:
 
         A failure here loses nothing. A sweep whose runs were all refused leaves nothing.
         """
+        with self._stack:
+            return self._close()
+
+    def unlock(self) -> None:
+        """Leave the folder to others; what is measured in it by other processes goes on."""
+        self._stack.close()
+
+    def _close(self) -> bool:
         is_whole = 0 < len(self.sweep.children) == self.sweep.jobs
         if self._is_refused and is_whole and self.paths.withdraw():
             self._console.show_sweep(self.sweep, None, [])
-            self._stack.close()
             return True
         self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.sweep.refresh(self.paths.root)
@@ -207,7 +214,6 @@ class SweepRun:
             is_complete = False
             self._console.error(f"The summary of the sweep is not complete: {error}")
         self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
-        self._stack.close()
         return is_complete
 
     def _write(self) -> None:

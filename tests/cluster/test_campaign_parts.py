@@ -284,6 +284,7 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm")
     assert code == 2
     assert "is not on the PATH" in printed
+    assert not SweepPaths(run.folder / "s").in_use()
     code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1")
     assert printed.count("warn_seconds=1") == 1
     assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
