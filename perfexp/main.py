@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, flag_values, joined_flags
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, flag_values, joined_flags
 from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
@@ -66,8 +66,9 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         refuse_deleted_cwd()
         arguments, most_jobs = without_max_jobs(without_credentials(joined_flags(arguments)))
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
+        application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON)]
+        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON, *VERBOSE)]
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
@@ -87,7 +88,7 @@ class _Application:
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.offer: Offer | None = None
-        self.is_dry = self.overwrites = self._is_refused = False
+        self.is_dry = self.overwrites = self.is_verbose = self._is_refused = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
         self._is_left = False
@@ -160,7 +161,7 @@ class _Application:
             self._is_refused = False
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
-        self.console = Console(quiet=composed.quiet, out=self._out)
+        self.console = Console(quiet=composed.quiet, verbose=self.is_verbose, out=self._out)
         try:
             if settings.mode == RunMode.MULTIRUN:
                 self._join(composed)

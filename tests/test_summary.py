@@ -7,6 +7,7 @@ import pytest
 
 from perfexp.records import diagnostics, growth, idleness, summary
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
+from perfexp.reports import overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
@@ -327,7 +328,13 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "text"), [(2075.0, 2974.0, "2400 ± 18 %"), (2440.0, 2450.0, "2445"), (None, None, "≈ 2440")]
+    ("low", "high", "text"),
+    [
+        (2075.0, 2974.0, "2400 ± 18 %"),
+        (1000.0, 6000.0, "2400 (1000 … 6000)"),
+        (2440.0, 2450.0, "2445"),
+        (None, None, "≈ 2440"),
+    ],
 )
 def test_a_rate_has_its_half_width_unless_the_digits_say_it(low, high, text):
     assert wording.rate_with_width(Interval(value=2445.0, low=low, high=high)) == text
@@ -342,10 +349,30 @@ def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(make_r
     assert not is_said or "11.5 ms in the pipelined loop, but 10 ms" in found[-1].message
 
 
-def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it(make_record):
+@pytest.mark.parametrize(
+    ("loading", "code", "words"),
+    [
+        (0.0, "launch_bound", "the host needs 100% to issue the calls"),
+        (0.6, "device_idle", "loading takes 60% of a call"),
+    ],
+)
+def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it_unless_it_waits_for_data(
+    make_record, loading, code, words
+):
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series
+    measured.metrics = [Metric(name="data_share", value=loading, unit="1")]
     measured.doubts = [diagnostics.make("launch_bound", device=0.5, issuing=idleness.issuing(1.01))]
     [doubt] = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
-    assert doubt.code == "launch_bound"
-    assert doubt.message.endswith("the host needs 100% to issue the calls")
+    assert doubt.code == code
+    assert doubt.message.endswith(words)
+
+
+@pytest.mark.parametrize("code", [None, "launch_bound"])
+def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_the_device(make_record, code):
+    measured = point(0.01, kind="device")
+    measured.metrics = [Metric(name="algorithm/speedup_over_default", value=1.2, unit="1")]
+    measured.doubts = [diagnostics.make(code, device=0.5, issuing="")] if code else []
+    record = make_record(points=[measured])
+    notes = overview.metrics(record, summary.rows(record)).notes
+    assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, flag_values
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, VERBOSE, flag_values
 from perfexp.cli.usage import COMMANDS, keys_of
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
@@ -13,7 +13,19 @@ from perfexp.models import torchvision_names
 
 #: First word of the command line with which a shell asks for candidates; the words up to the cursor follow.
 QUERY = "--complete"
-_FLAGS = (*MULTIRUN, *CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, OVERWRITE, "--cfg", "--help", "--version", "--hydra-help")
+_FLAGS = (
+    *MULTIRUN,
+    *VERBOSE,
+    *CONFIG_DIR,
+    DRY_RUN,
+    JSON,
+    MAX_JOBS,
+    OVERWRITE,
+    "--cfg",
+    "--help",
+    "--version",
+    "--hydra-help",
+)
 #: Scripts by shell. Words are passed as the user typed them; nothing of them is evaluated.
 _SCRIPTS = {
     "bash": """_perfexp() {

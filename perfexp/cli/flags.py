@@ -14,6 +14,8 @@ MAX_JOBS = "--max-jobs"
 DRY_RUN = "--dry-run"
 #: Print results as JSON on stdout, and everything else on stderr.
 JSON = "--json"
+#: Print the metrics and notes that report.md has otherwise.
+VERBOSE = ("-v", "--verbose")
 #: Replace the results in the run's folder.
 OVERWRITE = "--overwrite"
 #: Flags of the process that measures one run of a sweep; nobody types them.

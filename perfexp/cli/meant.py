@@ -16,6 +16,7 @@ from perfexp.cli.flags import (
     OVERWRITE,
     PARENT,
     REQUEUE,
+    VERBOSE,
     flag_values,
 )
 from perfexp.cli.usage import COMMANDS, keys_of
@@ -26,6 +27,7 @@ from perfexp.models import torchvision_names
 #: Flags of perfexp and Hydra without a value, and with one.
 _SWITCHES = {
     *MULTIRUN,
+    *VERBOSE,
     DRY_RUN,
     OVERWRITE,
     JSON,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, first_median
@@ -19,14 +21,19 @@ _FASTER_LAUNCHES = "use a larger batch, execution.cuda_graph=true or execution=c
 _FASTER_LOADING = "load faster (data.workers=N), or leave loading out (data=synthetic)"
 
 
-def judge(point: Point) -> list[Diagnostic]:
-    """Compare the device's own time with the loop's; a loop that the host limits has `launch_bound` already."""
+def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Return diagnostics of a point with one of its pipelined loop, if that leaves the device idle.
+
+    `launch_bound` remains where the host's launches are the cause; of a loop that waits for its data they are not.
+    """
+    others = [diagnostic for diagnostic in doubts if diagnostic.code != "launch_bound"]
     busy, wall = first_median(point, *DEVICE_TIMES), first_median(point, "throughput")
-    is_named = any(diagnostic.code == "launch_bound" for diagnostic in point.doubts)
-    if busy is None or wall is None or busy >= _BUSY * wall or is_named:
-        return []
+    if busy is None or wall is None or busy >= _BUSY * wall:
+        return list(doubts)
+    if len(others) < len(doubts) and (_value(point, "data_share") or 0.0) < _LOADING:
+        return list(doubts)
     cause, advice = _cause(point, wall)
-    return [diagnostics.make("device_idle", device=busy / wall, cause=cause, advice=advice)]
+    return [*others, diagnostics.make("device_idle", device=busy / wall, cause=cause, advice=advice)]
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:

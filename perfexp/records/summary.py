@@ -224,8 +224,7 @@ def row(
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
     doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
-    if not any(item.code == "launch_bound" for item in doubts):
-        doubts += idleness.judge(first)
+    doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])

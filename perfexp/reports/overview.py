@@ -191,6 +191,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
         return None
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
+    if any(map(_is_gain_on_the_device, rows)):
+        notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
     scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
@@ -219,6 +221,12 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
         where = f" at {count} of {points[name]} points" if count < points[name] else ""
         found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
     return found
+
+
+def _is_gain_on_the_device(row: Row) -> bool:
+    """Whether a row has speedups of a device that its loop leaves idle."""
+    is_idle = any(diagnostic.code in ("launch_bound", "device_idle") for diagnostic in row.doubts)
+    return is_idle and any("speedup" in metric.name for metric in row.metrics)
 
 
 def _metric_text(row: Row, name: str) -> str:

@@ -102,9 +102,12 @@ def rate_text(interval: estimators.Interval | None) -> str:
 
 
 def rate_with_width(interval: estimators.Interval | None) -> str:
-    """Return a rate as `rate_text` does, with the half-width of an interval that is not narrow: `2400 ± 17 %`."""
+    """Return a rate as `rate_text` does, with an interval that is not narrow: `2400 ± 17 %`, `1300 (650 … 2600)`."""
     width = interval.relative_half_width if interval else None
-    return f"{rate_text(interval)} ± {percent(width)}" if width is not None and width > _NARROW else rate_text(interval)
+    if interval is None or width is None or width <= _NARROW:
+        return rate_text(interval)
+    ends = (units.digits(end, 3) for end in (interval.low, interval.high) if end is not None)
+    return with_width(interval, rate_text(interval), " … ".join(ends))
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
@@ -189,7 +192,8 @@ def scope(rows: Iterable[Row]) -> str:
         fewest = min(cut, key=lambda row: row.processes)
         where = "" if len(cut) == len(timed) else f" at {len(cut)} of {len(timed)} points"
         planned = fewest.processes + fewest.unfinished
-        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR"
+        few = f"; {_TWO_PROCESSES}" if fewest.processes == 2 else ""
+        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR{few}"
     alone = [row for row in timed if row.processes == 1]
     runs, spread = min(row.runs for row in timed), _spread_text(timed)
     if runs + 1 >= variance.LEAST_RUNS or (runs and alone):

@@ -132,7 +132,8 @@ def table(record: Record) -> tuple[str, Grid] | None:
             Column(title="layer", cells=(layer.label for layer in most), prose=True, is_key=True),
         )
     )
-    return f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included", grid
+    title = f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included"
+    return f"{title}; 100 % is a call of {format_seconds(whole)}", grid
 
 
 def points(record: Record) -> Iterator[Point]:
