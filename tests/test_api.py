@@ -56,6 +56,7 @@ def test_an_object_is_measured_in_this_process_which_the_record_says():
         perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run", batch_size=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)]
 )
@@ -77,6 +78,7 @@ def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(mon
     assert list(Path("run").glob("*.csv"))
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_result_is_measured_into(monkeypatch):
     settings = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "output_dir": "run"}
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):

@@ -172,6 +172,7 @@ def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(
     os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_another_process_measures_is_left_alone(tmp_path, capsys):
     assert main([*FAKE, "-m", "batch_size=1,2", f"output_dir={tmp_path / 's'}"]) == 0
     before = {file: file.read_bytes() for file in (tmp_path / "s").iterdir() if file.is_file()}

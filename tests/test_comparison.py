@@ -54,6 +54,7 @@ def test_a_difference_far_above_the_margin_is_found(name):
     assert found.verdicts[Verdict.WORSE] == 0
 
 
+@pytest.mark.slow
 def test_runs_that_differ_by_more_than_their_processes_need_a_history():
     without, with_history = shares("identical, runs 2 %, no history"), shares("identical, runs 2 %, 5 earlier runs")
     assert without.covered < 0.5

@@ -64,6 +64,7 @@ def sheet(name):
     return yaml.safe_load((CONF / "gpu" / f"{name}.yaml").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_into_a_plan_whose_targets_exist(group, option):
     plain = plan(f"{group}={option}", *GIVEN.get((group, option), ()))

@@ -26,6 +26,7 @@ def test_facts_are_json_and_say_what_matters():
     assert facts["python"]
 
 
+@pytest.mark.slow
 def test_ones_own_children_are_not_others_even_when_they_have_ended(monkeypatch):
     """The machine's total is held still, so that what a child used can only be taken off."""
     total = environment.psutil.cpu_times()

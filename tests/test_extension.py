@@ -115,6 +115,7 @@ def test_own_model_data_and_probe(home, mode):
     assert point.find_series("phase/data") is not None
 
 
+@pytest.mark.slow
 def test_a_key_that_an_own_file_does_not_have_is_an_error(home):
     done = perfexp(home, "model=tiny", "model.widht=16")
     assert done.returncode == 2

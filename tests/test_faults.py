@@ -20,7 +20,7 @@ from tests.rotation import commit_number, some_of
 
 #: Seed and kind of each trial: half of the kinds, and one of them with torch, at seeds that go on with the commit.
 TRIALS = [((commit_number() + 7 * place) % 60, kind, False) for place, kind in enumerate(some_of(KINDS, 6))]
-TRIALS += [(commit_number() % 60, *some_of(TORCH_KINDS, 1), True)]
+TRIALS += [(commit_number() % 60, kind, True) for kind in some_of(TORCH_KINDS, 1)]
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_
     assert after.points == before.points
 
 
+@pytest.mark.slow
 def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
     (tmp_path / "mine" / "stopping").mkdir(parents=True)
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(

@@ -34,6 +34,7 @@ def start(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
     code, printed, records = run(*FAKE, "-m", "batch_size=1,2", "precision=fp32,bf16", "output_dir=sweep")
     assert code == 0
@@ -245,6 +246,7 @@ def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
     assert len({tuple(key.batch_size for key in keys) for keys in rounds}) > 1
 
 
+@pytest.mark.slow
 def test_an_experiment_may_sweep_by_itself_and_the_command_line_wins(run, tmp_path):
     code, printed, records = run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
     assert code == 0

@@ -268,6 +268,7 @@ def test_nothing_to_resume_is_told(run):
     assert "no run (plan.yaml) and no sweep" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_there", some_of([False, True], 1))
 @pytest.mark.parametrize(
     "arguments",
@@ -289,6 +290,7 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
     assert list(tmp_path.rglob("*")) == ([tmp_path / "x"] if is_there else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [

@@ -59,6 +59,7 @@ def test_from_the_third_run_on_the_interval_is_that_of_runs(measure):
         assert half_width(record) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsys):
     for _ in range(3):
         record = measure()
@@ -77,6 +78,7 @@ def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
     assert re.search(line, capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
     measure("replicate=5")
     alone = row_of(measure())
@@ -91,6 +93,7 @@ def test_the_processes_are_named_until_runs_count(measure, capsys):
     assert re.search(r"\(3 processes, which differ by [\d.< ]+ %, and 1 earlier run\)", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"overrides": ("batch_size=2",)}, {"uuid": "GPU-2"}])
 def test_another_plan_and_another_device_have_a_history_of_their_own(measure, other):
     for _ in range(3):
@@ -99,6 +102,7 @@ def test_another_plan_and_another_device_have_a_history_of_their_own(measure, ot
     assert record.earlier == []
 
 
+@pytest.mark.slow
 def test_other_extent_of_the_measurement_is_the_same_command(measure):
     for _ in range(2):
         measure()
@@ -125,6 +129,7 @@ def test_a_resumed_run_is_no_earlier_run_of_itself(measure, run):
     assert Record.load(run.folder / "run0").earlier == []
 
 
+@pytest.mark.slow
 def test_points_that_failed_widen_nothing(measure):
     for _ in range(3):
         measure("model.faults.oom=1000", code=1)

@@ -13,6 +13,7 @@ from tests.simulation import RUNS, SERIES, adapted, autoregressive, nvbench_stdr
 NOISE = np.random.default_rng(0).random(500)
 
 
+@pytest.mark.slow
 def test_precision_needs_few_calls_at_one_percent_noise():
     taken, theirs = [], []
     for seed in range(100):
@@ -100,6 +101,7 @@ def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(m
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.7, 0.9])
 def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_times_as_wide(rho):
     rng, has, held = np.random.default_rng(4), 0, 0

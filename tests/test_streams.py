@@ -70,6 +70,7 @@ def test_a_failure_has_its_exit_code_also_when_nobody_hears_of_it(tmp_path):
     assert shell(f"{PERFEXP} nonsense=1 >&- 2>&-", tmp_path) == (2, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "where"), ENDING)
 def test_a_command_ends_as_ever_without_its_stdout(tmp_path, command, where):
     code, told = shell(f"{PERFEXP} {command} {where}", tmp_path)

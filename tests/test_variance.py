@@ -41,6 +41,7 @@ def test_planted_components_are_recovered_also_without_one_of_them(without):
             assert abs(found[name]) < 0.02 * sum(found.values()), name
 
 
+@pytest.mark.slow
 def test_slow_calls_do_not_pass_for_blocks_or_processes_that_differ():
     planted = {"processes": 0.03, "blocks": 0.015, "calls": 0.02}
     clean, disturbed = mean_levels(**planted), mean_levels(**planted, outliers=0.03)

@@ -277,6 +277,7 @@ def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch
     assert "shared_host" in [doubt.code for doubt in again[0].doubts]
 
 
+@pytest.mark.slow
 def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     fake = ("model=fake", "gpu=fake", "tracking=none", "output_dir=s")
@@ -434,6 +435,7 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
         submission.request_of(assignment, [], boxed, settings, sends=False)
 
 
+@pytest.mark.slow
 def test_a_container_that_would_requeue_is_refused_before_anything_is_submitted(run, tmp_path, monkeypatch):
     """No command of SLURM is on the PATH: the refusal comes before the first of them."""
     (tmp_path / "mine" / "cluster").mkdir(parents=True)

@@ -143,6 +143,7 @@ def test_a_variant_that_fails_ends_it_with_1(here, capsys):
     assert "no timed point" in err or "No points can be paired" in err
 
 
+@pytest.mark.slow
 def test_more_processes_continue_a_run(here, capsys):
     plain = [text for text in FAKE if text != "output_dir=x"] + ["ttfp=false", "output_dir=r"]
     for count in (1, 3):
@@ -180,6 +181,7 @@ def test_wrong_input_is_refused_in_one_line_before_anything_is_measured(argument
     assert not list((here / "x").glob("*/points.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_comparison_is_refused(here, capsys):
     assert measured(capsys, A, B, *FAKE, "--max-seconds", "0")[0] == 0
     code, _, err = measured(capsys, A, "", *FAKE)

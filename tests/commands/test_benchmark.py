@@ -199,6 +199,7 @@ def test_several_replicates_have_a_file_each(here, capsys):
     assert capsys.readouterr().out.count("FINAL_RESULT: ") == 2
 
 
+@pytest.mark.slow
 def test_a_models_group_of_the_users_own_is_known(here):
     folder = here / "own" / "model"
     folder.mkdir(parents=True)

@@ -94,6 +94,7 @@ def test_with_several_cards_there_is_a_run_for_one_and_for_all(here, visible, ca
     assert shown == [[name, count, "failed:"] for name in ("fake", "fastscnn") for count in "13"]
 
 
+@pytest.mark.slow
 def test_what_the_user_says_of_cards_counts_more(here, visible, capsys):
     visible(1)
     table("gpu=scripted_card", "gpu.count=1,5", "percentiles=[0]")

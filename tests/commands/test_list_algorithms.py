@@ -133,6 +133,7 @@ def test_a_real_command_on_a_cpu_whose_parent_never_imports_torch(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_layers_that_compute_the_same_are_one(here, capsys):
     answer = found(capsys, "model=resnet18", "input_size=[64,96]", "batch_size=3")
     assert answer["algorithms"] == OF_CPU
@@ -213,6 +214,7 @@ def test_settings_of_the_algorithm_are_those_of_a_run(here, cudnn, small, capsys
     assert "it needs 4.00 MiB of workspace" in passes["fft"]["forward"]["reason"]
 
 
+@pytest.mark.slow
 def test_what_was_passed_over_is_told_on_request(here, cudnn, small, capsys):
     cudnn(refuses=lambda which, code, *_: which == "Forward" and code == 3)
     assert "NOT_SUPPORTED" not in run(capsys, *small)

@@ -41,6 +41,7 @@ def small():
     return MemoryTrace(config.typed(compose(["model=resnet18", "mode=train_inference", "gpu=h100", "input_size=64"])))
 
 
+@pytest.mark.slow
 def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finished):
     folder = finished(*SPARSE).root
     code, printed, _ = predict(*FAKE, "input_size=[224,226,600]", "--corpus", folder)
@@ -166,6 +167,7 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
     assert 0 <= json.loads(printed)["time"]["methods"]["gaussian process"]["coverage"] <= 1
 
 
+@pytest.mark.slow
 def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(predict, finished, tmp_path):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     alone = json.loads(predict("check", folder, "--json")[1])["time"]

@@ -91,6 +91,7 @@ def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slowed):
     assert "; the interval is neither within nor beyond ±1 %" in printed
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_now_differs(run, slowed):
     code, printed = run(*AGAIN, "model.faults.fail=1")
     assert code == 1

@@ -97,6 +97,7 @@ def test_a_place_that_is_not_there_and_one_that_holds_no_run_are_told(tmp_path, 
         assert str(place) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_inputs_each_have_their_own_files(table, capsys):
     other = table.with_name("other.csv")
     other.write_text(wide_form([counted()]))

@@ -75,6 +75,7 @@ def test_a_planted_spread_is_found_printed_cached_and_measured_once(processes_th
     assert "selfcheck: 10 processes of fake-default-inference" in lines
 
 
+@pytest.mark.slow
 def test_equal_processes_have_no_spread_and_no_false_alarms(capsys):
     assert commands.run(["selfcheck", *FAKE, "--processes=3", "--json"]) == 0
     for one in json.loads(capsys.readouterr().out)["spreads"]:

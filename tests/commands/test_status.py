@@ -516,6 +516,7 @@ def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(plan
         assert capsys.readouterr().out.splitlines()[0] == title
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table_with_lines(plan, tmp_path):
     leave(tmp_path / "run", plan)
     ours, theirs = pty.openpty()

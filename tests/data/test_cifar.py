@@ -330,6 +330,7 @@ def test_the_seed_makes_order_and_crops_reproducible(root: Path, session: Sessio
     assert not torch.equal(drawn(1), drawn(2))
 
 
+@pytest.mark.slow
 def test_both_pipelines_draw_from_the_same_images(root: Path, session: Session) -> None:
     """Mean and deviation over many passes agree pixel by pixel: the same crops, mirrorings and normalization."""
     averages = []
@@ -434,6 +435,7 @@ def accuracy(session: Session, data: Cifar) -> float:
     return sum(correct for correct, _ in pairs) / sum(count for _, count in pairs)
 
 
+@pytest.mark.slow
 def test_a_linear_classifier_does_not_learn_the_stand_in(shapes: Cifar) -> None:
     torch.manual_seed(0)
     session = open_session(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10)))

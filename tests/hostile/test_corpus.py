@@ -25,6 +25,7 @@ def driven():
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_folder_does_nothing(name, base, driven, tmp_path):
     place = Place(tmp_path, at_most=FILES)
@@ -51,6 +52,7 @@ def test_a_mutated_folder_does_nothing(seed, base, driven, tmp_path):
     assert place.problems(before) == []
 
 
+@pytest.mark.slow
 def test_every_test_that_security_md_names_exists():
     root = Path(__file__).parents[2]
     rows = [line for line in (root / "SECURITY.md").read_text().splitlines() if line.startswith("| ")]

@@ -34,6 +34,7 @@ def test_one_of_two_resumed_sweeps_is_refused_once_and_the_summary_says_what_the
     assert [child.status for child in sweep.children] == [Status.OK] * 3
 
 
+@pytest.mark.slow
 def test_a_summary_that_says_failed_is_mended_by_the_records(tmp_path):
     process = start(tmp_path, "-m", *FAKE, "batch_size=1,2", "output_dir=s")
     process.communicate(timeout=120)

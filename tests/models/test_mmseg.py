@@ -40,6 +40,7 @@ def step(session: MmsegSession, update: Any, batch: Batch) -> float:
     return session.number(loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "parameters", "gigaflops"),
     [(OCRNET, 70.371e6, 648.9), (FASTSCNN, 1.457e6, 3.62), (SEGFORMER, 3.720e6, 35.5)],
@@ -52,6 +53,7 @@ def test_parameters_and_flops_are_those_that_are_published(config: str, paramete
     assert 2e-9 * sum(row.macs for row in work.rows) == pytest.approx(gigaflops, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [OCRNET, FASTSCNN, SEGFORMER])
 def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
     session = opened(config)
@@ -133,6 +135,7 @@ def test_an_inference_gives_scores_or_the_decision() -> None:
     assert (raw.facts()["output"], decided.facts()["output"]) == ("raw", "predict")
 
 
+@pytest.mark.slow
 def test_the_work_of_a_training_is_that_of_all_heads_forward_and_backward() -> None:
     session = opened(FASTSCNN)
     inputs = torch.empty(2, 3, *SIZE)
@@ -231,6 +234,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
     room.import_mmseg.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [FASTSCNN, SEGFORMER, OCRNET])
 def test_without_waits_a_training_comes_to_the_same_and_selects_nothing(
     config: str, monkeypatch: pytest.MonkeyPatch

@@ -288,6 +288,7 @@ MOVING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", MOVING)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

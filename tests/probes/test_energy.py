@@ -120,6 +120,7 @@ def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(query_sec
     assert codes(energy) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     watts=st.floats(10.0, 2000.0),
@@ -140,6 +141,7 @@ def test_the_error_stays_within_what_the_record_says_of_it(
     assert error <= 6**0.5 * energy.facts["meters"][0]["window_uncertainty"] + 1e-9
 
 
+@pytest.mark.slow
 def test_five_windows_of_a_second_repeat_to_one_percent():
     device = Logged(enqueue_seconds=10e-6)
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)

@@ -39,6 +39,7 @@ def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seco
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launches", some_of([20, 80, 400, 800, 1600, 3000], 3))
 @pytest.mark.parametrize(("host_seconds", "work_seconds"), [(4e-6, 5e-6), (4e-6, 3e-6)])
 @pytest.mark.parametrize("samples", [1, 10, 100])

@@ -32,6 +32,7 @@ def profile_of(record):
     return next(point for point in record.points if point.key.phase.endswith("_profile"))
 
 
+@pytest.mark.slow
 def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     tool = nsys()
     code, printed, [record] = run(*FAKE, "profiler=nsys")
@@ -216,6 +217,7 @@ def test_a_call_that_could_not_be_timed_is_not_looked_at(run, nsys):
     assert tool.calls == []
 
 
+@pytest.mark.slow
 def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
     tool = ncu()
     code, printed, [record] = run(*FAKE, "profiler=ncu")
@@ -321,6 +323,7 @@ def interrupt_when_profiling(tool, times):
     return thread
 
 
+@pytest.mark.slow
 def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run, nsys, database):
     script = {"version": VERSION, "reports": REPORTS, "database": str(database)}
     tool = nsys()
@@ -343,6 +346,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run,
     assert not list(Path("x").glob(".before-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -366,6 +370,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, da
     assert [json.loads(line)["key"]["phase"] for line in lines] == ["train", "train_profile"]
 
 
+@pytest.mark.slow
 def test_what_a_pass_that_was_killed_had_moved_aside_is_put_back_by_the_next_command(run, nsys):
     nsys()
     run(*FAKE, "profiler=nsys")
@@ -445,6 +450,7 @@ def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     assert "sent no progress for 5 s" in printed
 
 
+@pytest.mark.slow
 def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
     tool = nsys()
     run(*FAKE)
@@ -461,6 +467,7 @@ def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
     assert profile_of(record).status is Status.OK
 
 
+@pytest.mark.slow
 def test_a_folder_in_place_of_a_file_costs_the_profile_only(run, nsys):
     nsys()
     run(*FAKE, "profiler=nsys")
@@ -514,6 +521,7 @@ def test_a_roofline_that_is_missing_says_how_there_would_be_one(run, ncu, settin
     assert [remedy in doubt.help for doubt in doubts] == [True]
 
 
+@pytest.mark.slow
 def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
     ncu()
     Path("x").mkdir()

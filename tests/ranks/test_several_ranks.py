@@ -81,9 +81,10 @@ def ranks_of(folder):
     return found
 
 
-def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
+@pytest.mark.parametrize("axis", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1))
+def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
     """A second job is where `torchrun -m perfexp --multirun` would hang; at every other commit it is compiled."""
-    folder, [axis] = tmp_path / "sweep", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1)
+    folder = tmp_path / "sweep"
     asked = ["-m", *MODEL, axis, "probes.scaling=true"]
     ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
     assert ended.returncode == 0, ended.stdout + ended.stderr

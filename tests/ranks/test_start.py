@@ -31,6 +31,7 @@ def run():
     return started
 
 
+@pytest.mark.slow
 def test_events_are_passed_on_in_order_and_the_end_is_told(run):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -45,6 +46,7 @@ else:
     assert told == [*({"event": "block", "text": str(index)} for index in range(50)), {"event": "finished"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_is_named_and_the_others_end(run, victim):
     code, told = run(f"""
@@ -94,6 +96,7 @@ def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     assert said in details["message"]
 
 
+@pytest.mark.slow
 def test_a_line_that_is_none_does_not_stop_the_others(run):
     code, told = run("""
 if number == 0:
@@ -103,6 +106,7 @@ if number == 0:
     assert (code, [each["event"] for each in told]) == (0, ["block", "finished"])
 
 
+@pytest.mark.slow
 def test_what_a_rank_says_of_its_own_error_is_told(run):
     code, told = run("""
 if number == 1:
@@ -114,6 +118,7 @@ time.sleep(600)
     assert told == [{"event": "failed", "message": "rank 1 of 2: OutOfMemoryError: no room", "status": "oom"}]
 
 
+@pytest.mark.slow
 def test_a_code_without_a_word_is_told(run):
     code, told = run("""
 if number == 1: sys.exit(3)
@@ -123,6 +128,7 @@ time.sleep(600)
     assert told == [{"event": "failed", "message": "rank 1 of 2 ended with code 3; see run.log"}]
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_first_rank_is_its_own(run):
     code, told = run("""
 if number == 0:
@@ -134,6 +140,7 @@ time.sleep(600)
     assert told == [{"event": "refused", "message": "no such thing", "exit_code": 2}]
 
 
+@pytest.mark.slow
 def test_ranks_out_of_step_after_a_point_are_no_failure(run):
     """The point is written down; another process measures what is left."""
     code, told = run(f"""

@@ -71,6 +71,7 @@ def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(count: 
     assert box.y0 >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 60, 600])
 def test_the_plot_has_its_size_and_is_always_the_same(count: int) -> None:
     found = roofline(many(count))

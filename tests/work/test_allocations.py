@@ -30,6 +30,7 @@ def traced(module, shape, *, trains):
         return peak_of_calls(module, prepare)
 
 
+@pytest.mark.slow
 def test_an_inference_holds_two_layers_and_its_last_outputs():
     with FakeTensorMode():
         module = torch.nn.Sequential(torch.nn.Linear(256, 1024, bias=False), torch.nn.Linear(1024, 256, bias=False))

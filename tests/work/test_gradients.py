@@ -53,6 +53,7 @@ def multiplied_by_autograd(model, shape):
     return counter.flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", some_of(MODELS, 3))
 def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):

@@ -16,6 +16,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_of(NAMES, 8))
 def test_macs_and_parameters_are_those_that_are_published(name):
     models = import_torchvision().models
