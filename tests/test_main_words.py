@@ -390,3 +390,13 @@ def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
     code, printed, records = run(*FAKE, "probes.energy_seconds=-1")
     assert (code, records) == (2, [])
     assert "probes.energy_seconds=-1: set a positive time" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", [None, "-v", "--verbose"])
+def test_all_metrics_are_printed_on_request(run, flag):
+    arguments = [*FAKE, "replicate=1", "output_dir=o", *([flag] if flag else [])]
+    code, printed, _ = run(*arguments)
+    assert code == 0
+    assert ("more metric" in printed) is (flag is None)
+    assert ("docs/reference/metrics.md defines each metric" in printed) is (flag is not None)

@@ -75,11 +75,12 @@ _KEYS = "keys"
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
 -m sweeps, --cfg job prints the composed configuration, --dry-run prints points
-and estimated time without measuring, --config-dir DIR adds your own options,
--v prints all metrics and the notes, --json results as JSON, --overwrite replaces
-the results of a folder, --max-jobs N allows a sweep of more than 1,000 runs,
---hydra-help explains Hydra's other flags. `perfexp COMMAND --help` explains a command, and
-`perfexp help keys` all options and keys; README.md has the rest."""
+and estimated time without measuring, --config-dir DIR adds your own options, -v
+prints all metrics and the notes, --json prints results as JSON, --overwrite
+replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
+runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
+explains a command, and `perfexp help keys` all options and keys; README.md has
+the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
