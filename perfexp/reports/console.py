@@ -34,7 +34,7 @@ from perfexp.summaries.subject import distinguishing, label, one_line, shape, su
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
-#: Width for files and pipes: their lines are not broken, unless COLUMNS is exported.
+#: Width for files and pipes: their lines are not broken. COLUMNS does not count: a parent with readline exports it.
 _ENDLESS = 10_000
 #: Width of the prose in a file.
 _PAGE = 100
@@ -69,9 +69,7 @@ class Console:
         self._headed: str | None = None
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
-        if not (width or terminal or os.environ.get("COLUMNS")):
-            width = _ENDLESS
-        self._out = _stream(out, plain=self.plain, width=width)
+        self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
         self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
 
     def header(self, plan: Mapping[str, Any], *, points: str, device: str | None, seconds: float | None) -> None:
