@@ -207,7 +207,7 @@ class _Application:
         if self._waiting and self.is_dry:
             dry_run.show(self._waiting, self.sweep_run, self.console)
         elif self._waiting and self._campaign is not None and self.sweep_run is not None:
-            self._is_left = True
+            self._is_left = self._campaign.outlives
             self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
         elif self._waiting:
             replicates.measure(self._waiting, self.console, self._ended)

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from perfexp import commands
+from perfexp.errors import UserError
 from perfexp.host import credentials
 from perfexp.main import main
-from perfexp.records.paths import SweepPaths
+from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.tracking.mlflow_sink import MlflowSink
@@ -170,6 +171,13 @@ def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(
     assert not paths.in_use()
     os.write(send, b"0")
     os.waitpid(child, 0)
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.lock.symlink_to("/dev/null")
+    with pytest.raises(UserError, match=f"{paths.lock} can't be written"), paths.locked():
+        pass
 
 
 @pytest.mark.slow

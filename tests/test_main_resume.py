@@ -191,3 +191,11 @@ def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_pa
     after = (tmp_path / "x/points.jsonl").read_text()
     assert len(before) == 1
     assert before[0] not in after
+
+
+def test_what_is_resumed_has_its_folder_already(run):
+    run.shared(*FAKE, "output_dir=x")
+    code, printed, _ = run("resume=x", "output_dir=y")
+    assert code == 2
+    assert "leave output_dir out" in printed
+    assert not Path("y").exists()

@@ -3,10 +3,12 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from perfexp.plan import config
+from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Record, Status, is_layers
 from perfexp.records.sweep_record import Sweep
 from tests.rotation import some_of
@@ -233,6 +235,20 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
     code, printed, _ = run(*FAKE, "-m", "batch_size=1,4", "output_dir=s")
     assert code == 2
     assert "another sweep" in printed
+    code, printed, _ = run("--multirun", "batch_size=1,2", *FAKE, "output_dir=s")
+    assert code == 0, printed
+
+
+def test_runs_are_numbered_by_the_order_of_the_axes_so_another_order_is_another_sweep(run):
+    run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
+    axes, paths = ["batch_size=1,2", "input_size=64,96"], SweepPaths(Path("s"))
+    sweep = Sweep.load(paths.root)
+    sweep.command = [*FAKE, "-m", *axes, "output_dir=s"]
+    paths.summary.write_bytes(sweep.to_json())
+    code, printed, _ = run(*FAKE, "-m", *axes[::-1], "output_dir=s", "--dry-run")
+    assert code == 2
+    assert "holds another sweep" in printed
+    assert run(*FAKE, "-m", *axes, "output_dir=s", "--dry-run")[0] == 0
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     flags = [text for text in command if text in MULTIRUN]
     mode = [] if is_sweep else ["hydra.mode=RUN"]  # an experiment's file may set a sweep
     typed_keys = {key_of(text) for text in typed}
+    if "output_dir" in typed_keys:
+        raise UserError(f"resume={folder} measures into that folder: leave output_dir out.")
     store = remembered_store(sweep, folder, typed_keys) if sweep and "tracking=none" not in repeated else {}
     sent = [f"{key}={quoted(text)}" for key, text in store.items()]
     return [*flags, *repeated, *mode, *sent, f"output_dir={quoted(str(folder.absolute()))}", *typed], offer

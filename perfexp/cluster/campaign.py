@@ -29,6 +29,8 @@ Ended = Callable[[Assignment, Record | PerfexpError], None]
 class SlurmCampaign:
     """Runs of a sweep that become jobs, by the launcher's node; raises UserError for settings out of range."""
 
+    outlives = True
+
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         self._settings = SlurmSettings.of_node(launcher)
         self._requests: list[RunRequest] = []
@@ -131,13 +133,17 @@ def version(assignment: Assignment) -> Version:
 
 def enter_finished(assignments: Sequence[Assignment], console: Console, ended: Ended) -> list[Assignment]:
     """Return the runs that are not finished, after calling `ended` with the others."""
-    left = []
+    left, finished = [], 0
     for assignment in assignments:
-        if is_finished(RunPaths(assignment.folder), assignment.plan):
-            ended(assignment, Record.load(assignment.folder))
-        else:
+        if not is_finished(RunPaths(assignment.folder), assignment.plan):
             left.append(assignment)
-    if finished := len(assignments) - len(left):
+            continue
+        try:
+            ended(assignment, Record.load(assignment.folder))
+            finished += 1
+        except UserError as error:  # a record that cannot be read is not measured again: it may be another version's
+            ended(assignment, error)
+    if finished:
         console.note(f"{units.counted(finished, 'run')} finished already")
     return left
 

@@ -18,7 +18,13 @@ _ROOM = "hydra_plugins.perfexp_launchers.launchers."
 
 
 class Campaign(Protocol):
-    """The runs of a sweep that processes of their own measure."""
+    """The runs of a sweep that processes of their own measure.
+
+    Attributes:
+        outlives: whether they go on after the command has ended.
+    """
+
+    outlives: bool
 
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Take a run of the sweep, with its overrides as typed; raises UserError if it can't be measured so."""

@@ -59,6 +59,8 @@ class _Process:
 class LocalCampaign:
     """Runs of a sweep on several GPUs, by the launcher's node; raises UserError for settings out of range."""
 
+    outlives = False
+
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         self._slots = slots(launcher["gpus"])
         if not isinstance(launcher["exclusive"], bool):

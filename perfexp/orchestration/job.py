@@ -78,6 +78,7 @@ class Run:
             stack.enter_context(paths.locked())
             stack.push(self._withdraw)
             stack.enter_context(_logged(paths))
+            paths.recover_results()
             stack.callback(paths.restore_results)
             if self.assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):

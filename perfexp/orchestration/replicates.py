@@ -10,6 +10,7 @@ from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
 from perfexp.orchestration.job import Run
 from perfexp.orchestration.preparation import Assignment
+from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -52,14 +53,37 @@ def measure(
                         run.assignment.whole, run.assignment.number = whole, whole.number + 1
                         _measure(run, replicate, runs, ended)
                 finally:
-                    for run in runs:
-                        if run.has_results:
-                            with suppress(PerfexpError):  # the disk is full; the points are on it
-                                saved.append((run, record := run.save()))
-                                ended(run.assignment, record)
+                    saved += _saved(runs, ended)
         finally:
-            for run, record in saved:
+            _publish(saved, results, ended)
+
+
+def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
+    """Save the records of runs with results; of one that cannot be saved the points are on disk."""
+    for run in runs:
+        try:
+            if run.has_results:
+                yield run, run.save()
+        except Exception as error:
+            ended(run.assignment, as_perfexp_error(error, run.assignment.folder))
+
+
+def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
+    """Publish records, and call `ended` with each; after an interrupt the others are not published."""
+    left = list(saved)
+    try:
+        while left:
+            run, record = left[0]
+            outcome: Record | PerfexpError = record
+            try:
                 run.publish(record, results)
+            except Exception as error:
+                outcome = as_perfexp_error(error, run.assignment.folder)
+            del left[0]
+            ended(run.assignment, outcome)
+    finally:
+        for run, record in left:
+            ended(run.assignment, record)
 
 
 def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
@@ -82,7 +106,7 @@ def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
         run.measure([replicate])
     except PerfexpError as error:
         runs.remove(run)
-        if run.has_results:
-            with suppress(PerfexpError):
+        with suppress(Exception):  # what ended the run is reported
+            if run.has_results:
                 run.publish(run.save())
         ended(run.assignment, error)

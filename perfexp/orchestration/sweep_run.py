@@ -18,7 +18,7 @@ from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.host.files import write_atomically
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
-from perfexp.plan.override_keys import measures_the_same
+from perfexp.plan.override_keys import key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -91,7 +91,8 @@ class SweepRun:
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
-        if not measures_the_same(sweep.command, command):
+        orders = [[key for key in map(key_of, words) if key in self.axes] for words in (sweep.command, command)]
+        if not measures_the_same(sweep.command, command) or orders[0] != orders[1]:  # runs are numbered by the order
             raise UserError(
                 f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
                 "Choose another output_dir, or repeat that command to continue it."
@@ -145,6 +146,7 @@ class SweepRun:
 
     def expect(self, assignments: Sequence[Assignment]) -> None:
         """Enter runs that other processes are going to measure; those that have ended stay as they are."""
+        self._is_refused = False
         entered = {child.job for child in self.sweep.children if child.error is None}
         new = [run for run in assignments if run.sweep is not None and run.sweep.job not in entered]
         numbers = {run.number - 1 for run in new}

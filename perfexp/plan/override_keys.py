@@ -9,7 +9,8 @@ from perfexp.plan.plan_file import NOT_MEASURED
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether two commands differ only in the place and appearance of output."""
-    return sorted(filter(is_measured, first)) == sorted(filter(is_measured, second))
+    one, other = (sorted("-m" if text == "--multirun" else text for text in command) for command in (first, second))
+    return list(filter(is_measured, one)) == list(filter(is_measured, other))
 
 
 def is_measured(argument: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ _ARTIFACT = re.compile(
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
+#: Key in a manifest: the folder to which `--overwrite` moves earlier results until there are others.
+_REPLACED = "replaced"
 #: Folder of checkpoints in that of a run: the only one with files that the run wrote.
 CHECKPOINTS = "checkpoints"
 #: Name of the weights that a training ends with, among its checkpoints.
@@ -74,6 +75,11 @@ def is_artifact(name: str) -> bool:
 def is_own_place(name: str) -> bool:
     """Whether a name in a manifest is one of the run's folder, or of its folder of checkpoints."""
     return Path(name).name == name or (name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name))
+
+
+def _discarded(aside: Path) -> Path:
+    """Return the name that a folder of replaced results has while it is removed."""
+    return aside.with_name(aside.name.replace("replaced", "discarded"))
 
 
 class _Folder:
@@ -169,17 +175,24 @@ class _Folder:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def _begin_manifest(self, uid: str | None, sweep: str | None) -> None:
+    def _begin_manifest(self, uid: str | None, sweep: str | None, **more: str) -> None:
         owner = {"sweep": sweep} if sweep else {}
-        self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
+        self._write({"perfexp": uid or uuid.uuid4().hex, **owner, **more, "files": []})
 
     def _write(self, manifest: dict[str, Any]) -> None:
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures here (`UserError` if one does). The lock goes with the process."""
-        with untrusted.open_append(self.lock) as file:
+        """While entered, no other perfexp measures here. The lock goes with the process.
+
+        Raises UserError if another one does, or the file of the lock cannot be written.
+        """
+        try:
+            opened = untrusted.open_append(self.lock)
+        except OSError as error:
+            raise UserError(f"{self.lock} can't be written ({error}): remove it, or choose another folder.") from error
+        with opened as file:
             for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,22 +240,31 @@ class RunPaths(_Folder):
         self._aside: Path | None = None
 
     def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run, no foreign files, into a folder of their own, for a run of a sweep, if any."""
-        self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
-        write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
+        """Move the results of the run, no foreign files, into a folder of their own, for a run of a sweep, if any.
+
+        The manifest names that folder before it is made, so that `recover_results` finds it after a crash; it has a
+        manifest of its own once everything is in it.
+        """
+        self._aside = self.root / f".replaced-{uuid.uuid4().hex[:8]}"
+        self._write({**self._manifest(), _REPLACED: self._aside.name})
+        self._aside.mkdir()
         for path in self._results():
             place = self._aside / path.relative_to(self.root)
             place.parent.mkdir(exist_ok=True)
             path.rename(place)
-        self._begin_manifest(None, sweep)
+        write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
+        self._begin_manifest(None, sweep, **{_REPLACED: self._aside.name})
         self.create()
 
     def restore_results(self) -> None:
         """Undo `move_results`, as nothing was measured in place of what it moved."""
         if self._aside is None:
             return
-        for path in self._results():
-            path.unlink()
+        manifest = self._aside / self.manifest.name
+        if manifest.exists():  # first: another attempt after a crash takes what has returned for nobody's
+            for path in self._results():
+                path.unlink()
+            manifest.rename(self.manifest)
         for path in [path for path in self._aside.rglob("*") if path.is_file()]:
             path.rename(self.root / path.relative_to(self._aside))
         self.delete_moved_results()
@@ -251,8 +273,24 @@ class RunPaths(_Folder):
         """Remove what `move_results` moved, as something was measured in its place."""
         if self._aside is None:
             return
-        shutil.rmtree(self._aside)
+        discarded = _discarded(self._aside)
+        self._aside.rename(discarded)
+        shutil.rmtree(discarded)
+        self._write({key: value for key, value in self._manifest().items() if key != _REPLACED})
         self._aside = None
+
+    def recover_results(self) -> None:
+        """Complete what a killed process left of `restore_results` or `delete_moved_results`, or undo its move."""
+        name = self._manifest().get(_REPLACED)
+        if not isinstance(name, str) or not re.fullmatch(r"\.replaced-[0-9a-f]{8}", name):
+            return
+        aside = self.root / name
+        if aside.is_dir() and not aside.is_symlink():
+            self._aside = aside
+            self.restore_results()
+        discarded = _discarded(aside)
+        if discarded.is_dir() and not discarded.is_symlink():
+            shutil.rmtree(discarded)
 
     def _results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""

@@ -302,6 +302,36 @@ def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp
     assert asked == [len(keys)]
 
 
+def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path, monkeypatch, make_record):
+    monkeypatch.setattr(campaigns, "is_finished", lambda paths, plan: paths.root.name != "new")
+    runs = [SimpleNamespace(folder=tmp_path / name, plan=None) for name in ("garbage", "whole", "new")]
+    for run, content in zip(runs, (b"garbage", make_record().to_json()), strict=False):
+        run.folder.mkdir()
+        (run.folder / "record.json").write_bytes(content)
+    outcomes, notes = [], []
+    left = campaigns.enter_finished(runs, SimpleNamespace(note=notes.append), lambda *ended: outcomes.append(ended))
+    assert left == runs[2:]
+    assert [(run.folder.name, type(outcome)) for run, outcome in outcomes] == [
+        ("garbage", UserError),
+        ("whole", Record),
+    ]
+    assert notes == ["1 run finished already"]
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_processes_and_sums_up_what_they_have_measured(run, monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_queue, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
+    code, printed, _ = run(*fake, "hydra.launcher.gpus=1", "output_dir=s", "batch_size=1,2")
+    assert code == 130
+    assert "sweep over batch_size" in printed
+    assert "to continue: perfexp resume=" in printed
+    assert Sweep.load(run.folder / "s").ended is not None
+
+
 def test_logs_of_processes_follow_no_link(tmp_path):
     paths = SweepPaths(tmp_path)
     paths.make_job_logs()
