@@ -326,9 +326,9 @@ def diagnostics(families: dict[str, dict[str, str]]) -> str:
     parts = [
         "# Diagnostics\n",
         f"{len(DIAGNOSTICS)} codes qualify a figure or explain why it is missing. The CSV column `doubts` and\n"
-        "`record.json` carry all codes; the console prints errors and warnings, `report.md` notes as well.\n",
+        "`record.json` carry all codes; the console prints errors and warnings, and notes with `-v`.\n",
         "* **error**: the figure must not be used.\n* **warning**: printed with the results.\n"
-        "* **note**: in the record, the tables and `report.md` only.\n",
+        "* **note**: in the record, the tables and `report.md`, and on the console with `-v`.\n",
         f"Families: {', '.join(f'[{name}](#{name.replace(chr(32), chr(45))})' for name in families)}.\n",
     ]
     severities = list(Severity)
