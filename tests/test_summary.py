@@ -1,6 +1,7 @@
 """What sinks share, computed from records made by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -376,3 +377,10 @@ def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_
     record = make_record(points=[measured])
     notes = overview.metrics(record, summary.rows(record)).notes
     assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)
+
+
+def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
+    [first] = summary.rows(make_record(points=[point(0.01)]))
+    assert wording.scope([first]).startswith("± one process: another run")
+    assert wording.scope([first, replace(first, runs=2)]).startswith("± one process at 1 of 2 points: another run")
+    assert "by 2 earlier runs" in wording.scope([replace(first, runs=2)])

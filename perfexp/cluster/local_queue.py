@@ -20,7 +20,7 @@ from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, untrusted
 from perfexp.host.process import python_command
-from perfexp.orchestration.job import exit_code
+from perfexp.orchestration.job import exit_code, show_results
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.schema import Cluster
@@ -189,7 +189,7 @@ def _collect(process: _Process, sweep_run: SweepRun, console: Console, ended: En
         ended(assignment, kind(f"{assignment.name}: exit code {code}; see {log}"))
         return
     assignment.is_sent = code != _NOT_SENT
-    console.show(record, assignment.folder)
+    show_results(record, assignment, console)
     ended(assignment, record)
 
 

@@ -117,7 +117,8 @@ class Run:
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         device = supervisor.device_facts(job).get("name")
         points += assignment.plan.scope
-        self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
+        if assignment.sweep is None:  # a sweep has a header of its own
+            self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
         """Measure the points without a result, of all replicates or those of these numbers.
@@ -192,8 +193,18 @@ class Run:
         with interrupts.held():  # a library that is interrupted during its import stays broken
             _write_files(record, self._paths, console)
         link = _send(record, self.assignment, self._paths, console)
-        console.show(record, self._paths.root, tracking=link)
+        show_results(record, self.assignment, console, tracking=link)
         return record
+
+
+def show_results(record: Record, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
+    """Print the results of a run, those of a run of a sweep in a line: the sweep's table and link come at its end."""
+    sweep = assignment.sweep
+    if sweep is None:
+        console.show(record, assignment.folder, tracking=tracking)
+    else:
+        name = " ".join(f"{axis}={value}" for axis, value in sweep.axes.items()) or assignment.name
+        console.show_in_sweep(record, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
 
 
 def run(assignment: Assignment, console: Console, measure: Callable[[], None] | None = None) -> Record:

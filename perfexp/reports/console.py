@@ -110,6 +110,18 @@ class Console:
             self._line(names, indent=2)
         self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
 
+    def show_in_sweep(self, record: Record, folder: Path, *, number: int, runs: int | None, name: str) -> None:
+        """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
+
+        Args:
+            number: of the run, from 1.
+            runs: number of them; None if unknown.
+        """
+        if self._verbose or self.quiet:
+            self.show(record, folder)
+        else:
+            self._line(f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(record)}")
+
     def results(self, record: Record, *, in_report: bool = False) -> None:
         """Print the results of a run with its errors, warnings and failures.
 

@@ -63,7 +63,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     asked = [number for number in percentiles if number != 50]
     columns = [
         *key_columns(rows),
-        Column(f"{wording.median_title(kinds)} ± CI95", map(_median_text, rows)),
+        Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
@@ -76,26 +76,8 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     others = " and ".join(kind for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [wording.scope(rows), _narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
+    notes = [wording.scope(rows), wording.narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
-
-
-def _is_narrow(row: Row) -> bool:
-    """Whether the interval of a row's time may be too narrow: one process with few effective samples, as is noted."""
-    if row.time is None or row.time.median.low is None or row.processes > 1 or row.is_pooled or row.runs:
-        return False
-    is_noted = any(diagnostic.code == "too_few_samples" for diagnostic in row.doubts)
-    return is_noted and row.time.n / row.time.tau < estimators.FEW
-
-
-def _median_text(row: Row) -> str:
-    return f"{'≈ ' * _is_narrow(row)}{wording.median_text(row)}"
-
-
-def _narrow_note(rows: Sequence[Row]) -> str:
-    kinds = wording.time_kinds(filter(_is_narrow, rows))
-    names = wording.median_title(kinds)
-    return f"≈ {names} with an interval that may be several times too narrow: {wording.TOO_FEW}" if kinds else ""
 
 
 def _latency_text(row: Row) -> str:

@@ -39,6 +39,11 @@ class Whole:
         self._is_measured = True
 
     @property
+    def counts_runs(self) -> bool:
+        """Whether it is made of runs, and not of processes that measure some of a run."""
+        return self._noun == "run"
+
+    @property
     def text(self) -> str:
         """`run 3 of 110: NAME`."""
         return f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
@@ -142,7 +147,8 @@ class Progress:
             self._bar.remove_task(self._epochs)
             self._epochs = None
         self._draw(self._key)
-        if self._quiet or not (self._plain or status != Status.OK):
+        is_all_of_a_run = self._whole is not None and self._whole.counts_runs and self._total == 1  # has its own line
+        if self._quiet or not (self._plain or status != Status.OK) or is_all_of_a_run:
             return
         ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
         self._print(f"[{self._index + 1}/{self._total}] {self._key}: {ending}")

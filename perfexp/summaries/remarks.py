@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
@@ -86,13 +86,22 @@ def _number(figure: str) -> float:
 
 def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
     """Diagnostics of a run, also those of its rows, the most severe first; each code once, or once for each help."""
+    return grouped(diagnostics_by_place(record, rows))
+
+
+def diagnostics_by_place(record: Record, rows: Sequence[Row]) -> list[tuple[str, tuple[Diagnostic, ...]]]:
+    """Diagnostics of a run, and of each of its points with the point's label; the label of the run is empty."""
     fields = distinguishing(row.key for row in rows)
-    groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
-    raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
+    placed = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
     untimed = (point for point in record.points if (own := _beside(point.key)) and (not rows or own in batches))
-    raised += [(label(point.key), tuple(point.doubts)) for point in untimed]
-    for name, diagnostics in raised:
+    return [*placed, *((label(point.key), tuple(point.doubts)) for point in untimed)]
+
+
+def grouped(placed: Iterable[tuple[str, Sequence[Diagnostic]]]) -> list[Raised]:
+    """Diagnostics of several places, the most severe first; each code once, or once for each help."""
+    groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
+    for name, diagnostics in placed:
         for diagnostic in diagnostics:
             places = groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), [])
             if name not in (where for where, _ in places):

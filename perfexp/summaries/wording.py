@@ -160,9 +160,26 @@ def median_title(kinds: Sequence[str]) -> str:
     return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
 
 
+def is_narrow(row: Row) -> bool:
+    """Whether the interval of a row's time may be too narrow: one process with few effective samples, as is noted."""
+    if row.time is None or row.time.median.low is None or row.processes > 1 or row.is_pooled or row.runs:
+        return False
+    is_noted = any(diagnostic.code == "too_few_samples" for diagnostic in row.doubts)
+    return is_noted and row.time.n / row.time.tau < estimators.FEW
+
+
+def narrow_note(rows: Sequence[Row]) -> str:
+    """Return what `≈` before a time with an interval says; empty without such a row."""
+    kinds = time_kinds(filter(is_narrow, rows))
+    return f"≈ {median_title(kinds)} with an interval that may be several times too narrow: {TOO_FEW}" if kinds else ""
+
+
 def median_text(row: Row) -> str:
-    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
-    return interval_text(row.time.median) if row.time else ""
+    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without.
+
+    `≈` precedes one whose interval may be too narrow.
+    """
+    return f"{'≈ ' * is_narrow(row)}{interval_text(row.time.median)}" if row.time else ""
 
 
 def interval_text(interval: estimators.Interval) -> str:
@@ -200,12 +217,14 @@ def scope(rows: Iterable[Row]) -> str:
         earlier = units.counted(runs, "earlier run")
         processes = f" and its processes{spread}" if spread else ""
         return f"± this machine: another run of the same command, by {earlier} of it{processes}"
-    if any(not row.is_pooled for row in alone):
-        host = ", above all in latency and samples/s" if any("device" in row.times for row in alone) else ""
-        return f"± one process: {ANOTHER_RUN}{host} (replicate=3)"
-    if alone and alone[0].selfcheck:
-        return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
-    if alone:
+    if single := [row for row in alone if not row.is_pooled and not row.runs]:
+        host = ", above all in latency and samples/s" if any("device" in row.times for row in single) else ""
+        where = "" if len(single) == len(timed) else f" at {len(single)} of {len(timed)} points"
+        return f"± one process{where}: {ANOTHER_RUN}{host} (replicate=3)"
+    pooled = [row for row in alone if row.is_pooled]
+    if pooled and pooled[0].selfcheck:
+        return f"± this machine: another run, by the processes of its selfcheck of {pooled[0].selfcheck}"
+    if pooled:
         anchors = units.counted(len(timed) - len(alone), "point")
         return f"± this machine: another run, by the processes that measured {anchors}{spread}"
     counts = " or ".join(map(str, sorted({row.processes for row in timed})))

@@ -349,10 +349,10 @@ def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
     tmp_path, make_record, code, is_new, outcome, is_sent
 ):
     (tmp_path / "record.json").write_bytes(make_record().to_json())
-    run = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True)
+    run = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True, sweep=None)
     earlier = None if is_new else campaigns.version(run)
     process = SimpleNamespace(assignment=run, popen=SimpleNamespace(returncode=code), earlier=earlier)
-    outcomes, console = [], SimpleNamespace(show=lambda *_: None)
+    outcomes, console = [], SimpleNamespace(show=lambda *_, **__: None)
     sweep_run = SimpleNamespace(paths=SweepPaths(tmp_path))
     local_queue._collect(process, sweep_run, console, lambda run, outcome: outcomes.append(outcome))
     assert (type(outcomes[0]), run.is_sent) == (outcome, is_sent)

@@ -1,11 +1,13 @@
 """What is said of a sweep's runs."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from builders import Builder
 
+from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
@@ -100,3 +102,58 @@ def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is
     assert {job: doubt.message for job, doubt in found.items()} == {
         2: "4 devices together reach 0.30 of the samples/s of 2"
     }
+
+
+def test_a_run_of_a_sweep_is_a_line_and_all_of_its_tables_on_request(build: Builder) -> None:
+    point = build.point(0.0624, n=400, noise=0.02)
+    point.doubts.append(diagnostics.make("drift", relative=0.05))
+    for verbose, quiet in ((False, False), (True, False), (False, True)):
+        out = io.StringIO()
+        console = Console(out=out, err=io.StringIO(), verbose=verbose, quiet=quiet)
+        console.show_in_sweep(build.record(point), Path("s/0"), number=3, runs=12, name="batch_size=4")
+        lines = out.getvalue().splitlines()
+        if verbose or quiet:
+            assert not lines[0].startswith("[3/12]")
+            assert any("s/0" in line for line in lines)
+        else:
+            [line] = lines
+            assert re.fullmatch(
+                r"\[3/12\] batch_size=4: latency 62\.\d+ ms ± 0\.\d %, 1[56](\.\d+)? samples/s \(drift\)", line
+            )
+
+
+def test_a_run_of_several_sizes_or_phases_is_a_line_too(build: Builder) -> None:
+    sizes = [build.point(0.02, noise=0), build.point(0.021, size=96, noise=0), build.failed(size=512)]
+    assert sweep_summary.in_a_line(build.record(*sizes)) == "latency 20.00 ms … 21.00 ms (2 of 3 points, oom)"
+    phases = [build.point(0.02, noise=0, phase="train"), build.point(0.01, noise=0)]
+    text = sweep_summary.in_a_line(build.record(*phases))
+    assert re.fullmatch(r"train latency 20\.00 ms .*, [\d.]+ samples/s; inference latency 10\.00 ms .* samples/s", text)
+    assert sweep_summary.in_a_line(build.record(build.failed())) == "(oom)"
+
+
+def test_warnings_of_all_runs_follow_once_for_each_code_with_the_worst_and_the_range(build: Builder) -> None:
+    points = [build.point(batch=batch) for batch in (1, 2, 4)]
+    for point, share in zip(points, (0.03, -0.08, 0.05), strict=True):
+        point.doubts = [
+            diagnostics.make("drift", relative=share),
+            diagnostics.make("below_resolution", call_us=1, overhead_us=1),
+        ]
+    sweep, records = build.sweep([{"batch_size": str(batch)} for batch in (1, 2, 4)], [[point] for point in points])
+    for record in records:
+        record.doubts = [diagnostics.make("simulated")]
+    lines = sweep_summary.diagnostic_lines(sweep, records)
+    assert [line.partition(":")[0] for line in lines] == ["warning", "  help"] * 2
+    assert lines[0].startswith("warning: scripted device: every time in this record is simulated")
+    assert lines[2].startswith("warning: run 1 · 224 · batch 2, the worst of 3 measurements: ")
+    assert "(-8.0% to 5.0% over all)" in lines[2].replace("+", "")
+
+
+def test_memory_and_energy_of_runs_of_one_point_have_columns(build: Builder) -> None:
+    point, other = build.point(), build.point(batch=2)
+    point.metrics = [
+        Metric(name="memory/peak_bytes", value=2.0**20, unit="bytes"),
+        Metric(name="energy/per_call_joules", value=1.5, unit="joules"),
+    ]
+    grid = sweep_summary.runs(*build.sweep([{"batch_size": "1"}, {"batch_size": "2"}], [[point], [other]]))
+    cells = {column.title: column.cells for column in grid.columns}
+    assert (cells["memory"][0], cells["energy"]) == ("1.00 MiB", ("1.50 J", ""))
