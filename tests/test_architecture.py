@@ -94,7 +94,6 @@ STARTS_WITHOUT = {
     "perfexp.measuring.procedure": {"torch"},
     "perfexp.models.fake": {"torch"},
     "perfexp.devices.fake": {"torch"},
-    "perfexp.meters.fake": {"torch"},
     "perfexp.data.synthetic": {"torch"},
     "perfexp.algorithms.default": {"torch"},
 }

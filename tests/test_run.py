@@ -17,7 +17,6 @@ from perfexp.errors import Unsupported
 from perfexp.measuring import training
 from perfexp.measuring.procedure import Procedure
 from perfexp.meters import Found, none_because
-from perfexp.meters.fake import FakeMeter, Turns, steady
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel, FakeSession
 from perfexp.modes.inference import Inference
@@ -31,6 +30,7 @@ from perfexp.records.summary import row
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
 from perfexp.work import Row, Work
+from tests.scripted_meter import FakeMeter, Turns, steady
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
 

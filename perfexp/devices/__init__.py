@@ -148,8 +148,7 @@ class Device(Protocol):
 
     def meters(self) -> Found:
         """Meters of its energy, or the reason why there are none."""
-        reason = f"a device of kind {self.kind} has none of its own; perfexp.meters.fake has one that is scripted"
-        return none_because(reason)
+        return none_because(f"a device of kind {self.kind} has none of its own")
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics of the device before any measurement."""

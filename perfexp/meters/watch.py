@@ -15,8 +15,6 @@ WINDOWS, _TICKS = 3, 3
 _LATE = 0.05
 #: Least number of power readings in the windows together; in each window if they are all that a meter has.
 _POWERS = 8
-#: Periods without a tick after which a counter counts as stuck.
-_PATIENT_TICKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

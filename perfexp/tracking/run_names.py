@@ -7,6 +7,7 @@ from typing import Any
 
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
+from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import one_line, subject
 
 #: Longest name that perfexp makes; a user's may be longer.
@@ -149,8 +150,8 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     for word in ordered:
         if word not in needed and _width(widths) + 1 + len(word) <= LENGTH:
             widths[word] = len(word)
-    cut = {word: _cut if word == words["algorithm"] else _cut_inside for word in ordered}
-    return _cut(" ".join(cut[word](word, widths[word]) for word in ordered if word in widths), LENGTH)
+    ways = {word: _cut if word == words["algorithm"] else cut for word in ordered}
+    return _cut(" ".join(ways[word](word, widths[word]) for word in ordered if word in widths), LENGTH)
 
 
 def _width(widths: Mapping[str, int]) -> int:
@@ -167,9 +168,3 @@ def _with(text: str, words: Iterable[str]) -> str:
 
 def _cut(word: str, length: int) -> str:
     return word if len(word) <= length else f"{word[: length - 1]}…"
-
-
-def _cut_inside(word: str, length: int) -> str:
-    """A word without its middle: many models differ in their last letters, and axes in their values."""
-    tail = (length - 1) // 2
-    return word if len(word) <= length else f"{word[: length - 1 - tail]}…{word[-tail:]}"

@@ -8,9 +8,9 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import Verdict
 from perfexp.diagnosis.meter_selftest import findings, try_meters
 from perfexp.meters import Found, PowerKind, none_because
-from perfexp.meters.fake import FakeMeter, steady
 from perfexp.records.diagnostics import make
 from tests.meters.clock import Clock
+from tests.scripted_meter import FakeMeter, steady
 
 
 def tried(**script):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfexp.meters import PowerKind, Reading
-from perfexp.meters.fake import FakeMeter, Polyline, steady
 from perfexp.meters.track import Tick, Track, uncertainty, windows_between
+from tests.scripted_meter import FakeMeter, Polyline, steady
 
 
 class Told:

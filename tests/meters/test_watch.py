@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfexp.meters.fake import FakeMeter, Polyline, steady
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from tests.meters.clock import Clock
+from tests.scripted_meter import FakeMeter, Polyline, steady
 
 
 def watched(curve, *, rules=None, tick_seconds=None, **script):

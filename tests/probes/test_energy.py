@@ -13,12 +13,12 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
 from perfexp.meters import Found, PowerKind, none_because, together
-from perfexp.meters.fake import FakeMeter, Polyline, Turns, steady
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
 from perfexp.records.diagnostics import make
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
+from tests.scripted_meter import FakeMeter, Polyline, Turns, steady
 
 
 class Logged(FakeDevice):

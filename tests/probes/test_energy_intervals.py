@@ -10,13 +10,13 @@ from scipy import stats
 from perfexp.devices.fake import FakeDevice
 from perfexp.meters import Reading
 from perfexp.meters.energy_metrics import Power, above, midway, product, total
-from perfexp.meters.fake import FakeMeter, Polyline, steady
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.statistics.estimators import windows_half_width
 from tests.meters.clock import Clock
 from tests.probes.test_energy import Load, Logged, codes, launching, meter_of, now_of, procedure, values
 from tests.rotation import some_of
+from tests.scripted_meter import FakeMeter, Polyline, steady
 
 SIMULATIONS = 300
 

@@ -8,12 +8,12 @@ import pytest
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.meters import Found
-from perfexp.meters.fake import FakeMeter, Turns, steady
 from perfexp.models import Sharing
 from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Burst
 from perfexp.records.record import Key, Status
+from tests.scripted_meter import FakeMeter, Turns, steady
 from tests.test_run import procedure
 
 TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32")
