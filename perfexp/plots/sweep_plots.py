@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +15,6 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import digits
-from perfexp.statistics.estimators import differ
 from perfexp.summaries.subject import constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import bare_time, known_or_about
@@ -25,7 +25,7 @@ _MODELS = ("model", "model.name")
 
 #: Meaning of the ratios at the ends of bars.
 _RATIO = (
-    "× is the time over that of the first run of a group, ≈ where the intervals overlap or are those of one process"
+    "× is the time over that of the first run of a group, ≈ where it may be 1 by both intervals, or by one process each"
 )
 
 
@@ -136,12 +136,13 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
 
 
 def _ratio_text(first: Row | None, row: Row) -> str:
-    """The time over that of the first run of the group, `≈` where intervals overlap, are missing or of one process."""
+    """The time over that of the first run of the group, `≈` where it may be 1, or an interval is of one process."""
     if first is None or first is row or not (first.time and row.time) or first.time.median.value <= 0:
         return " · first"
     one, other = first.time.median, row.time.median
     is_known = all(each.processes > 1 or each.is_pooled or each.runs or each.selfcheck for each in (first, row))
-    is_clear = is_known and differ(one, other, 0.0) and one.low is not None and other.low is not None
+    widths = [math.log(each.high / each.low) / 2 for each in (one, other) if each.low and each.high]
+    is_clear = is_known and len(widths) == 2 and abs(math.log(other.value / one.value)) > math.hypot(*widths)
     return f" · {'' if is_clear else '≈ '}{digits(other.value / one.value, 3)} ×"
 
 
