@@ -377,6 +377,10 @@ def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_
     record = make_record(points=[measured])
     notes = overview.metrics(record, summary.rows(record)).notes
     assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)
+    assert not any("first process" in note for note in notes)
+    other = point(0.0101, kind="device", replicate=1)
+    several = make_record(points=[measured, other])
+    assert any("first process" in note for note in overview.metrics(several, summary.rows(several)).notes)
 
 
 def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
@@ -384,3 +388,11 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert wording.scope([first]).startswith("± one process: another run")
     assert wording.scope([first, replace(first, runs=2)]).startswith("± one process at 1 of 2 points: another run")
     assert "by 2 earlier runs" in wording.scope([replace(first, runs=2)])
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"), [(1.0425, 0.0008, "1.0425 ± 0.08 %"), (1.0425, 0.2, "1.04 ± 19 %")]
+)
+def test_a_metric_has_the_digits_that_its_interval_supports(value, width, text):
+    metric = Metric(name="algorithm/speedup_over_default", value=value, low=value - width, high=value + width, unit="1")
+    assert wording.metric_text(metric) == text

@@ -121,3 +121,12 @@ def test_an_interval_is_widened_by_earlier_runs_and_never_narrowed():
     assert same.relative_half_width == pytest.approx(0.01, rel=0.001)
     unknown = Interval(value=2.0, low=None, high=None)
     assert variance.at_least(unknown, Component(variance=0.03**2, degrees=4)) == unknown
+
+
+@pytest.mark.parametrize("widen", [variance.widened, variance.at_least])
+def test_the_longer_side_of_a_skewed_interval_stays(widen):
+    skewed = Interval(value=1.0, low=0.99, high=2.0)
+    wide = widen(skewed, Component(variance=1e-8, degrees=2))
+    assert wide.low <= 0.99
+    assert wide.high >= 2.0
+    assert widen(skewed, Component(variance=0.3**2, degrees=50)).low < 0.6

@@ -114,8 +114,8 @@ class Console:
         """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
 
         Args:
-            number: of the run, from 1.
-            runs: number of them; None if unknown.
+            number: position of the run in its sweep, from 1.
+            runs: how many runs the sweep has; None if unknown.
         """
         if self._verbose or self.quiet:
             self.show(record, folder)

@@ -173,6 +173,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
         return None
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
+    if any(row.processes > 1 and _has_speedups(row) for row in rows):
+        notes.append("speedups are of the first process, ± of its calls: another one may choose other algorithms")
     if any(map(_is_gain_on_the_device, rows)):
         notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
     if any(metric.estimated for metric in others):
@@ -208,7 +210,11 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 def _is_gain_on_the_device(row: Row) -> bool:
     """Whether a row has speedups of a device that its loop leaves idle."""
     is_idle = any(diagnostic.code in ("launch_bound", "device_idle") for diagnostic in row.doubts)
-    return is_idle and any("speedup" in metric.name for metric in row.metrics)
+    return is_idle and _has_speedups(row)
+
+
+def _has_speedups(row: Row) -> bool:
+    return any("speedup" in metric.name for metric in row.metrics)
 
 
 def _metric_text(row: Row, name: str) -> str:

@@ -81,7 +81,7 @@ def widened(interval: Interval, component: Component) -> Interval:
     if width is None:
         return interval
     total = with_exact(component, (width / Z95) ** 2)
-    return _around(interval.value, max(student95(total.degrees) * math.sqrt(total.variance), width))
+    return _union(interval, student95(total.degrees) * math.sqrt(total.variance))
 
 
 def with_exact(component: Component, within: float) -> Component:
@@ -144,14 +144,11 @@ def of_runs(runs: Sequence[Sequence[float]]) -> float:
 
 
 def at_least(interval: Interval, component: Component) -> Interval:
-    """Widen an interval to that of a normal logarithm with this variance, unless it is wider already.
+    """Widen an interval to that of a normal logarithm with this variance, on each side where it is not wider already.
 
     Without an interval it stays as it is.
     """
-    width = interval.relative_half_width
-    if width is None:
-        return interval
-    return _around(interval.value, max(student95(component.degrees) * math.sqrt(component.variance), width))
+    return _union(interval, student95(component.degrees) * math.sqrt(component.variance))
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -277,6 +274,16 @@ def _pooled(groups: Sequence[Samples]) -> float:
     """Return the variance within groups of any sizes; 0 if each has one value."""
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in groups)
     return squares / max(sum(values.size - 1 for values in groups), 1)
+
+
+def _union(interval: Interval, half_width: float) -> Interval:
+    """Widen each end of an interval to that of `_around`: the longer side of a skewed one stays."""
+    if interval.low is None or interval.high is None:
+        return interval
+    wide = _around(interval.value, half_width)
+    assert wide.low is not None
+    assert wide.high is not None
+    return Interval(value=interval.value, low=min(interval.low, wide.low), high=max(interval.high, wide.high))
 
 
 def _around(value: float, half_width: float) -> Interval:

@@ -177,7 +177,7 @@ def _shares(table: Sequence[Row]) -> str:
 
 
 def _single(table: Sequence[Row], metric: str) -> str:
-    """A metric of a run of one point."""
+    """Return the text of a metric of a run with one timed point; empty with several."""
     timed = _timed(table)
     return wording.metric_text(wording.find_metric(timed[0], metric)) if len(timed) == 1 else ""
 

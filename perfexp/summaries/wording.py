@@ -254,26 +254,31 @@ def metric_text(metric: Metric | None) -> str:
     """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value."""
     if metric is None or metric.value is None:
         return ""
-    text = _with_unit(metric, metric.value)
+    figures = max(supported_digits(interval_of(metric)), 3)
+    text = _with_unit(metric, metric.value, figures)
     if metric.low is not None and metric.high is not None:
         ends = _ends_text(_with_unit(metric, metric.low), _with_unit(metric, metric.high))
         text = with_width(interval_of(metric), text, ends)
     return f"≈ {text}" if metric.estimated else text
 
 
-def _with_unit(metric: Metric, value: float) -> str:
-    """Return a value of a metric, or an end of its interval, in the unit that suits its size."""
+def _with_unit(metric: Metric, value: float, figures: int = 3) -> str:
+    """Return a value of a metric, or an end of its interval, in the unit that suits its size.
+
+    Args:
+        figures: significant digits of seconds, joules and ratios.
+    """
     unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
     if unit is not None:
         return pretty(value, unit).rstrip()
     if metric.name in _SHARES:
         return percent(value)
     if metric.unit == "seconds":
-        return units.format_seconds(value)
+        return units.format_seconds(value, figures)
     if metric.unit == "bytes":
         return units.format_bytes(value)
     symbol = units.SYMBOLS.get(metric.unit, metric.unit)
-    return units.digits(value) + (f" {symbol}" if symbol not in ("1", "") else "")
+    return units.digits(value, figures) + (f" {symbol}" if symbol not in ("1", "") else "")
 
 
 def interval_of(metric: Metric) -> estimators.Interval:

@@ -11,7 +11,7 @@ from perfexp.records.record import Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, subject, varying
-from perfexp.summaries.wording import with_width
+from perfexp.summaries.wording import interval_text
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Parts of the names of engines that multiply less than a direct convolution.
@@ -79,8 +79,7 @@ def _of(timed: list[LayerPass], *, allows_tf32: bool) -> Iterator[str]:
 
 
 def _text(interval: Interval) -> str:
-    text = format_seconds(interval.value)
-    return text if interval.low is None else with_width(interval, text)
+    return format_seconds(interval.value) if interval.low is None else interval_text(interval)
 
 
 def _remarks(own: list[LayerPass], allows_tf32: bool) -> str:
