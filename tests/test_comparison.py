@@ -69,8 +69,14 @@ def test_few_of_the_verdicts_of_a_sweep_of_100_points_are_false():
     assert named >= 0.9
 
 
-def repeats(*values, earlier=()):
-    return Repeats(values=values, earlier=tuple(map(tuple, earlier)))
+def repeats(*values, earlier=(), uids=()):
+    return Repeats(values=values, earlier=tuple(map(tuple, earlier)), uids=tuple(uids))
+
+
+def of_one_command(history, one, two):
+    """Two runs of one command, the first of which is in the history of the second."""
+    names = [f"run {number}" for number in range(len(history) + 2)]
+    return repeats(*one, earlier=history, uids=names[:-1]), repeats(*two, earlier=[*history, one], uids=names)
 
 
 def test_the_ratio_of_two_samples_is_that_of_welchs_test():
@@ -101,17 +107,31 @@ def test_a_side_without_a_history_varies_between_runs_as_the_other_does():
 
 def test_runs_of_one_command_share_their_history():
     history, one, two = [(0.95,) * 3, (1.05,) * 3, (1.0,) * 3], (1.0, 1.001, 0.999), (1.02, 1.021, 1.019)
-    found = ratios.log_ratio(repeats(*two, earlier=[*history, one]), repeats(*one, earlier=history))
+    earlier, later = of_one_command(history, one, two)
     means = [np.log(run).mean() for run in history]
-    assert found.error == pytest.approx(math.sqrt(2 * np.var(means, ddof=1)), rel=0.01)
-    assert found.degrees == pytest.approx(2)
+    for found in (ratios.log_ratio(later, earlier), ratios.log_ratio(earlier, later)):
+        assert found.error == pytest.approx(math.sqrt(2 * np.var(means, ddof=1)), rel=0.01)
+        assert found.degrees == pytest.approx(2)
+
+
+def test_runs_with_the_same_figures_are_different_runs():
+    """A coarse clock: two runs of 1 s, two of 1.1 s, and one that is like the first two is compared."""
+    history, two = [(1.0,), (1.1,), (1.0,), (1.1,)], (1.2,)
+    error = math.sqrt(2 * np.var(np.log(history), ddof=1))
+    of_two_commands = repeats(1.0, earlier=history), repeats(*two, earlier=history)
+    for (baseline, other), degrees in ((of_one_command(history, (1.0,), two), 3), (of_two_commands, 6)):
+        found = ratios.log_ratio(other, baseline)
+        assert found.has_runs
+        assert found.error == pytest.approx(error)
+        assert found.degrees == pytest.approx(degrees)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
 def test_a_run_that_is_much_slower_does_not_hide_in_its_own_history(count):
     history = [tuple(factor * np.array((1.0, 1.002, 0.998))) for factor in (1.01, 0.99, 1.0, 1.005, 0.995)[:count]]
     one, two = (1.0, 1.001, 0.999), (3.0, 3.003, 2.997)
-    found = ratios.log_ratio(repeats(*two, earlier=[*history, one]), repeats(*one, earlier=history))
+    earlier, later = of_one_command(history, one, two)
+    found = ratios.log_ratio(later, earlier)
     assert found.p_beyond(0.01) < 0.001
     assert found.has_runs is (count >= 3)
     apart = ratios.log_ratio(repeats(*two, earlier=history), repeats(*one))
@@ -125,13 +145,15 @@ def test_percentiles_recognize_a_shared_history():
     runs = [[(5e-3 * factor,) * 2] * 3 for factor in (0.95, 1.05, 1.0)]
     key = one.points[0].key
     measured = measures.repeats(one)[key]["latency"].values
-    one.earlier = [EarlierTime(key=key, time="latency", runs=runs)]
-    two.earlier = [EarlierTime(key=key, time="latency", runs=[*runs, [(value, value) for value in measured]])]
+    uids = ["a", "b", "c"]
+    one.earlier = [EarlierTime(key=key, time="latency", runs=runs, uids=uids)]
+    runs = [*runs, [(value, value) for value in measured]]
+    two.earlier = [EarlierTime(key=key, time="latency", runs=runs, uids=[*uids, one.uid])]
     found = {pair.measure: pair for pair in compare(one, two, measures=["latency", "p95"]).pairs}
     widths = [pair.high / pair.low for pair in found.values()]
     assert widths[1] == pytest.approx(widths[0], rel=0.01)
     later, earlier = (measures.repeats(made)[key]["p95"] for made in (two, one))
-    assert earlier.identity in later.history
+    assert len(later.earlier_without(earlier)) == 3
 
 
 def test_the_noise_of_one_process_is_in_the_interval():

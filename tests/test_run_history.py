@@ -60,11 +60,12 @@ def test_from_the_third_run_on_the_interval_is_that_of_runs(measure):
 
 
 @pytest.mark.slow
-def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsys):
+def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsys, tmp_path):
     for _ in range(3):
         record = measure()
     time = next(time for time in record.earlier if time.time == "device")
     assert [len(run) for run in time.runs] == [1, 1]
+    assert time.uids == [Record.load(tmp_path / f"run{number}").uid for number in range(2)]
     assert commands.run(["show", "run2"]) == 0
     assert "± this machine: another run of the same command, by 2 earlier runs of it" in capsys.readouterr().out
 

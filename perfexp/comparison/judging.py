@@ -132,7 +132,7 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
             for measure in (name for name in MEASURES if name in of_baseline and name in of_other):
                 both = of_baseline[measure], of_other[measure]
                 if level is not None:  # what differs between runs at other times, both of them have in common
-                    both = replace(both[0], earlier=(), identities=()), replace(both[1], earlier=(), identities=())
+                    both = replace(both[0], earlier=(), uids=()), replace(both[1], earlier=(), uids=())
                 ratio = ratios.log_ratio(both[1], both[0])
                 yield _Draft(
                     side=other.name,

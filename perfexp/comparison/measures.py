@@ -65,7 +65,10 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
     earlier = {(time.key, time.time): time for time in record.earlier}
     for key, name, series in series_of_processes(record):
         if key in found:
-            found[key] |= _times(name, series, earlier.get((key, name)), samples_per_call(points[key][0]))
+            history = earlier.get((key, name)) or EarlierTime(key=key, time=name, runs=[])
+            times = _times(name, series, history.runs, samples_per_call(points[key][0]))
+            uids = (*history.uids, record.uid) if len(history.uids) == len(history.runs) else ()
+            found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
     positive = {key: {name: one for name, one in of.items() if min(one.values) > 0} for key, of in found.items()}
     return _with_components(positive, record.selfcheck)
 
@@ -83,9 +86,10 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
     return found
 
 
-def _times(name: str, series: list[Series], history: EarlierTime | None, samples: int) -> dict[str, Repeats]:
-    """The figures of one kind of time, for a number of samples per call."""
-    runs = history.runs if history else []
+def _times(
+    name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int
+) -> dict[str, Repeats]:
+    """The figures of one kind of time, with earlier runs, for a number of samples per call."""
     found = {}
     if name != "throughput":
         medians = [blockwise.block_median(blocks_of(one)) for one in series]
@@ -105,7 +109,7 @@ def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
     found = _repeats([percentile_interval(one.measured, _P95) for one in series], [])
     scale = found.mean / medians.mean if min(found.values) > 0 else 1.0
     earlier = tuple(tuple(scale * median for median in run) for run in medians.earlier)
-    return replace(found, earlier=earlier, identities=(*medians.earlier, medians.values))
+    return replace(found, earlier=earlier)
 
 
 def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import chain
 
 import msgspec
 
@@ -35,10 +34,11 @@ def exchange(record: Record) -> list[EarlierTime]:
     cache.add(record.uid, msgspec.to_builtins(times))
     cache.remove(list(cache.entries())[:-_MOST_RUNS])
     earlier: dict[tuple[Key, str], EarlierTime] = {}
-    for time in chain.from_iterable(before.values()):
-        same = earlier.setdefault((time.key, time.time), time)
-        if same is not time:
+    for uid, of_run in before.items():
+        for time in of_run:
+            same = earlier.setdefault((time.key, time.time), EarlierTime(key=time.key, time=time.time, runs=[]))
             same.runs += time.runs
+            same.uids.append(uid)
     return [earlier[place] for time in times if (place := (time.key, time.time)) in earlier]
 
 

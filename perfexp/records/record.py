@@ -275,11 +275,13 @@ class EarlierTime(msgspec.Struct, kw_only=True):
         key: key of the point in the first process.
         time: name of the series.
         runs: median and mean seconds per call of each process of each run.
+        uids: identifier of each run; empty in a record of an earlier version.
     """
 
     key: Key
     time: str
     runs: list[list[tuple[float, float]]]
+    uids: list[str] = []
 
 
 class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

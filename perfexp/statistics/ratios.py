@@ -31,29 +31,25 @@ class Repeats:
             samples show none.
         earlier: the figure of each process of earlier runs of the same command, oldest first.
         between: variance between processes that other points of the run show, for a figure of one process.
-        identities: figures by which the earlier runs, and then this one, are recognized; by default the figures above.
+        uids: identifiers of the earlier runs, then that of this one; without them no run is recognized in a history.
     """
 
     values: tuple[float, ...]
     within: float | None = 0.0
     earlier: tuple[tuple[float, ...], ...] = ()
     between: Component | None = None
-    identities: tuple[tuple[float, ...], ...] = ()
+    uids: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
         """Geometric mean over the processes."""
         return math.exp(float(np.mean(np.log(self.values))))
 
-    @property
-    def identity(self) -> tuple[float, ...]:
-        """The figures by which other records recognize this run."""
-        return self.identities[-1] if self.identities else self.values
-
-    @property
-    def history(self) -> dict[tuple[float, ...], tuple[float, ...]]:
-        """The earlier runs by their identity."""
-        return dict(zip(self.identities or self.earlier, self.earlier, strict=False))
+    def earlier_without(self, other: Repeats) -> list[tuple[float, ...]] | None:
+        """The earlier runs except `other`; None if it is not one of them."""
+        if not other.uids or other.uids[-1] not in self.uids[:-1]:
+            return None
+        return [run for uid, run in zip(self.uids, self.earlier, strict=False) if uid != other.uids[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,17 +112,15 @@ def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
     The variances add up; the degrees of freedom are those of Welch, "The generalization of Student's problem" (1947).
     """
     value = math.log(other.mean) - math.log(baseline.mean)
-    shared = next((late for late, one in ((other, baseline), (baseline, other)) if one.identity in late.history), None)
-    compared = {other.identity, baseline.identity}
-    one, two = (
-        _Side.of(side, [run for name, run in (shared or side).history.items() if name not in compared])
-        for side in (other, baseline)
-    )
+    shared = other.earlier_without(baseline)
+    if shared is None:
+        shared = baseline.earlier_without(other)
+    one, two = (_Side.of(side, side.earlier if shared is None else shared) for side in (other, baseline))
     if one.total is None or two.total is None:
         return LogRatio(value=value)
     terms = [(one.total.variance, one.total.degrees), (two.total.variance, two.total.degrees)]
     has_runs = one.has_runs or two.has_runs
-    if shared and has_runs:  # the same estimate twice
+    if shared is not None and has_runs:  # the same estimate twice
         terms = [(one.total.variance + two.total.variance, min(one.total.degrees, two.total.degrees))]
     elif one.has_runs != two.has_runs:
         known = 0 if one.has_runs else 1
