@@ -86,9 +86,7 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
     return found
 
 
-def _times(
-    name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int
-) -> dict[str, Repeats]:
+def _times(name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int) -> dict[str, Repeats]:
     """The figures of one kind of time, with earlier runs, for a number of samples per call."""
     found = {}
     if name != "throughput":
