@@ -165,8 +165,8 @@ def _places(pairs: Sequence[Compared]) -> str:
 
 def _is_worse(pair: Compared, margin: float) -> bool:
     """Whether the figure is worse beyond the margin, whatever its interval is."""
-    ratio = pair.ratio if MEASURES[pair.measure].is_better_if_lower else 1 / pair.ratio
-    return ratio > 1 + margin
+    ratio = pair.ratio or 1.0
+    return (ratio if MEASURES[pair.measure].is_better_if_lower else 1 / ratio) > 1 + margin
 
 
 def _reasons(fail_on: str) -> set[str]:

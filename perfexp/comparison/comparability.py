@@ -14,6 +14,7 @@ from perfexp.comparison.measures import MEASURES
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.records.diagnostics import Severity
+from perfexp.records.processes import comparable
 from perfexp.records.record import Key, Point, Record, without_replicate
 from perfexp.summaries.subject import one_line
 from perfexp.summaries.wording import METER_ACCURACY
@@ -136,10 +137,10 @@ FACTS = {
     "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
     "stopping": _Fact(Role.NEUTRAL, plan=("stopping", "replicate", "percentiles", "probes", "seed")),
 }
-#: Confounders that `--allow` accepts; the last three are those of a point.
+#: Confounders that `--allow` accepts; the last four are those of a point.
 ALLOWABLE = (
     *(key for key, fact in FACTS.items() if fact.role is Role.CONFOUNDER),
-    *("device_method", "meter", "diagnostics"),
+    *("device_method", "rate_method", "meter", "diagnostics"),
 )
 
 
@@ -174,7 +175,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
 def point_differences(
     baseline: tuple[Record, Key], other: tuple[Record, Key], allowed: Collection[str] = ()
 ) -> list[Difference]:
-    """Return the confounders of a pair of points: how `device` was timed, two meters, and diagnostics of `error`."""
+    """Return the confounders of a pair of points: methods of `device` and rates, meters, diagnostics of `error`."""
     sides = [
         (record, [point for point in record.points if without_replicate(point.key) == key])
         for record, key in (baseline, other)
@@ -184,6 +185,10 @@ def point_differences(
     if None not in (before, after) and before != after:
         remedy = "set execution.cuda_graph=true for both"
         found.append(_confounder("device_method", str(before), str(after), allowed, ("device", "cycles"), remedy))
+    methods = [_rate_method(*side) for side in sides]
+    if None not in methods and methods[0] != methods[1]:
+        remedy = "time the pipelined loop of both, which cache=flush leaves out"
+        found.append(_confounder("rate_method", str(methods[0]), str(methods[1]), allowed, ("throughput",), remedy))
     boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
     if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
         remedy = "measure the energy of both on one board, since each meter has an error of its own"
@@ -194,6 +199,14 @@ def point_differences(
         measures = ("energy",) if code.startswith("meter_") else ()
         found.append(_confounder("diagnostics", texts[0], texts[1], allowed, measures, f"fix the cause of {code}"))
     return found
+
+
+def _rate_method(record: Record, points: list[Point]) -> str | None:
+    """How the rate of a point was timed; None without one, and on a CPU, where `latency` is the pipelined loop, too."""
+    if fact_at(record.environment, "device.kind") == "cpu":
+        return None
+    methods = {"throughput": "pipelined calls", "latency": "calls that each synchronize"}
+    return next((text for name, text in methods.items() if comparable(points, name)), None)
 
 
 def _within_meters(*sides: list[Point]) -> bool:

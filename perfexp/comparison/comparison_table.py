@@ -114,6 +114,9 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
         notes.append("p95 is the mean of the processes' own; perfexp show has the p95 of all their calls together")
+    if undefined := [pair for pair in pairs if pair.ratio is None]:
+        names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
+        notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
     return notes
 
 
@@ -184,6 +187,8 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
 
 def ratio_of(pair: Compared) -> str:
     """The ratio of a pair with its interval, in words."""
+    if pair.ratio is None:
+        return "undefined"
     return _ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
 
 

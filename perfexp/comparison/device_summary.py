@@ -35,7 +35,10 @@ def in_words(summary: DeviceSummary) -> str:
 
 
 def _summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
-    ratios = {name: _geometric_mean(pair.ratio for pair in pairs if pair.measure == name) for name in _measures(pairs)}
+    ratios = {
+        name: _geometric_mean(pair.ratio for pair in pairs if pair.measure == name and pair.ratio)
+        for name in dict.fromkeys(pair.measure for pair in pairs if pair.ratio)
+    }
     seconds = next((ratios[name] for name in _TIMES if name in ratios), None)
     rate, memory = ratios.get("throughput"), ratios.get("memory")
     accuracies = [pair.other - pair.baseline for pair in pairs if pair.measure == "accuracy"]
@@ -47,10 +50,6 @@ def _summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
         memory_efficiency=rate / memory if rate and memory else None,
         accuracy_difference=sum(accuracies) / len(accuracies) if accuracies else None,
     )
-
-
-def _measures(pairs: Iterable[Compared]) -> list[str]:
-    return list(dict.fromkeys(pair.measure for pair in pairs))
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

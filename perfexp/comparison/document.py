@@ -35,7 +35,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
         estimated: whether the figure of each is that of one process without an interval, too few samples for one.
-        ratio: other over baseline.
+        ratio: other over baseline; None if one of them is 0.
         low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
         p: p-value of a difference beyond the margin; 1 without an interval.
@@ -55,7 +55,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     baseline: float
     other: float
     processes: tuple[int, int]
-    ratio: float
+    ratio: float | None
     low: float | None
     high: float | None
     includes_runs: bool

@@ -19,6 +19,8 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
+#: Relative rounding error of a figure.
+_ROUNDING = 1e-12
 #: Verdicts on time and on cycles that disagree, and why.
 _CLOCKS = {
     (Verdict.BETTER, Verdict.SAME): "faster only because the clock was higher",
@@ -55,7 +57,7 @@ class _Draft:
     measure: str
     points: tuple[Measurement, Measurement]
     figures: tuple[Repeats, Repeats]
-    ratio: LogRatio
+    ratio: LogRatio | None
     confounders: tuple[Difference, ...]
     level: float
 
@@ -66,7 +68,7 @@ class _Draft:
 
     def p_values(self, margin: float) -> tuple[float, float]:
         """P-values of a difference beyond and within a margin, in units in which 5 % is the level of the verdict."""
-        if not self.level:
+        if not self.level or not self.ratio:
             return 1.0, 1.0
         beyond, within = self.ratio.p_beyond(margin), self.ratio.p_within(margin)
         return min(1.0, ALPHA / self.level * beyond), min(1.0, ALPHA / self.level * within)
@@ -133,13 +135,13 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                 both = of_baseline[measure], of_other[measure]
                 if level is not None:  # what differs between runs at other times, both of them have in common
                     both = replace(both[0], earlier=(), uids=()), replace(both[1], earlier=(), uids=())
-                ratio = ratios.log_ratio(both[1], both[0])
+                ratio = ratios.log_ratio(both[1], both[0]) if both[0].mean and both[1].mean else None
                 yield _Draft(
                     side=other.name,
                     measure=measure,
                     points=pair,
                     figures=both,
-                    ratio=ratio if level != 0 else LogRatio(value=ratio.value),
+                    ratio=LogRatio(value=ratio.value) if ratio and level == 0 else ratio,
                     confounders=tuple(one for one in differences if one.affects(measure)),
                     level=ALPHA if level is None else level,
                 )
@@ -213,7 +215,8 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
         within = ratios.benjamini_hochberg([p for _, p in p_values], settings.fdr)
         for number, (p_beyond, p_within), differs, agrees in zip(numbers, p_values, beyond, within, strict=True):
             if differs and p_beyond <= ALPHA:
-                is_better = (drafts[number].ratio.value < 0) is MEASURES[measure].is_better_if_lower
+                one, two = (figure.mean for figure in drafts[number].figures)
+                is_better = (two < one) is MEASURES[measure].is_better_if_lower
                 verdicts[number] = Verdict.BETTER if is_better else Verdict.WORSE
             elif agrees and p_within <= ALPHA:
                 verdicts[number] = Verdict.SAME
@@ -221,9 +224,9 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
 
 
 def _exact_verdict(draft: _Draft, margin: float) -> Verdict:
-    """The verdict by the difference of two exact figures."""
+    """The verdict by the difference of two exact figures, which are rounded."""
     baseline, other = (figure.mean for figure in draft.figures)
-    if abs(other - baseline) <= margin:
+    if abs(other - baseline) <= margin + _ROUNDING * max(baseline, other):
         return Verdict.SAME
     return Verdict.BETTER if (other < baseline) is MEASURES[draft.measure].is_better_if_lower else Verdict.WORSE
 
@@ -248,12 +251,13 @@ def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str |
 
 
 def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequence[str], settings: Settings) -> Compared:
-    measure, interval, point = MEASURES[draft.measure], draft.ratio.interval_at(draft.level), draft.points[0]
+    measure, ratio, point = MEASURES[draft.measure], draft.ratio, draft.points[0]
+    interval = ratio.interval_at(draft.level) if ratio else None
     baseline, other = draft.figures
     further = None  # further processes measure times and memory only
     is_repeated = measure.metric is None or max(len(one.values) for one in draft.figures) > 1
-    if verdict is Verdict.UNDECIDED and is_repeated and draft.level == ALPHA:
-        further = ratios.further_processes(other, baseline, draft.ratio, settings.margin)
+    if ratio and verdict is Verdict.UNDECIDED and is_repeated and draft.level == ALPHA:
+        further = ratios.further_processes(other, baseline, ratio, settings.margin)
     return Compared(
         side=draft.side,
         point=pairing.label(point, names),
@@ -265,11 +269,11 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         baseline=baseline.mean,
         other=other.mean,
         processes=(len(baseline.values), len(other.values)),
-        ratio=interval.value,
-        low=interval.low,
-        high=interval.high,
-        includes_runs=draft.ratio.has_runs,
-        p=draft.ratio.p_beyond(settings.margin),
+        ratio=interval.value if interval else None,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        includes_runs=bool(ratio and ratio.has_runs),
+        p=ratio.p_beyond(settings.margin) if ratio else 1.0,
         verdict=verdict,
         word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[verdict],
         clock=clock,
@@ -285,11 +289,12 @@ def _is_estimated(figure: Repeats) -> bool:
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:
     worst_is_high = MEASURES[pair.measure].is_better_if_lower
-    return pair.side, list(MEASURES).index(pair.measure), -pair.ratio if worst_is_high else pair.ratio
+    ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
+    return pair.side, list(MEASURES).index(pair.measure), -ratio if worst_is_high else ratio
 
 
 def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
-    """The geometric means of measures with several comparable pairs of one phase."""
+    """The geometric means of measures with several comparable pairs of one phase, if all of them have a ratio."""
     groups: dict[tuple[str, str, str], list[_Draft]] = {}
     for draft in drafts:
         if draft.is_comparable:
@@ -297,9 +302,10 @@ def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
     for (side, phase, measure), group in groups.items():
         clusters: dict[str, list[float]] = {}
         for draft in group:
-            clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
-        mean = ratios.geometric_mean(clusters)
-        if len(group) > 1:
+            if draft.ratio:
+                clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
+        if len(group) > 1 and all(draft.ratio for draft in group):
+            mean = ratios.geometric_mean(clusters)
             low, high = mean.low, mean.high
             counts = {"pairs": len(group), "models": len(clusters)}
             yield Mean(side=side, phase=phase, measure=measure, ratio=mean.value, low=low, high=high, **counts)

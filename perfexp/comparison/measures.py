@@ -56,7 +56,7 @@ MEASURES = {
 
 
 def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
-    """The figures of each timed point of a record by measure, for those that are above 0."""
+    """The figures of each timed point of a record by measure; those with a ratio are above 0, exact ones may be 0."""
     points: dict[Key, list[Point]] = {}
     for point in record.points:
         if point.key.is_timed and point.status is Status.OK:
@@ -69,8 +69,11 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
             times = _times(name, series, history.runs, samples_per_call(points[key][0]))
             uids = (*history.uids, record.uid) if len(history.uids) == len(history.runs) else ()
             found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
-    positive = {key: {name: one for name, one in of.items() if min(one.values) > 0} for key, of in found.items()}
-    return _with_components(positive, record.selfcheck)
+    usable = {
+        key: {name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact}
+        for key, of in found.items()
+    }
+    return _with_components(usable, record.selfcheck)
 
 
 def _metrics(points: list[Point]) -> dict[str, Repeats]:
@@ -78,11 +81,10 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
     found = {}
     for name, measure in MEASURES.items():
         metrics = [metric for point in points if measure.metric and (metric := point.metric(measure.metric))]
-        values = tuple(metric.value for metric in metrics if metric.value is not None)
-        if values:
-            widths = [(metric.high - metric.low) / 2 for metric in metrics if metric.low and metric.high]
-            within = (widths[0] / values[0] / Z95) ** 2 if widths and values[0] else None
-            found[name] = Repeats(values=values, within=within if name in _SAMPLED else 0.0)
+        figures = [Interval(value=one.value, low=one.low, high=one.high) for one in metrics if one.value is not None]
+        if figures:
+            sampled = _repeats(figures, [])
+            found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0)
     return found
 
 
@@ -97,15 +99,16 @@ def _times(name: str, series: list[Series], runs: list[list[tuple[float, float]]
     if name not in DEVICE_TIMES:  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
         processes = [blockwise.block_mean(blocks_of(one)) for one in series]
         means = _repeats(processes, [[mean for _, mean in run] for run in runs])
-        rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier)]
-        found["throughput"] = replace(means, values=rates[0], earlier=tuple(rates[1:]))
+        rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier) if min(run) > 0]
+        if min(means.values) > 0:
+            found["throughput"] = replace(means, values=rates[0], earlier=tuple(rates[1:]))
     return found
 
 
 def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
     """95th percentiles; a history has medians only, so that percentiles vary between runs as medians do."""
     found = _repeats([percentile_interval(one.measured, _P95) for one in series], [])
-    scale = found.mean / medians.mean if min(found.values) > 0 else 1.0
+    scale = found.mean / medians.mean if medians.mean else 1.0
     earlier = tuple(tuple(scale * median for median in run) for run in medians.earlier)
     return replace(found, earlier=earlier)
 

@@ -84,8 +84,9 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
     for pair in compared.pairs:
         if pair.verdict in verdicts:
             before, now = (comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other))
+            change = "" if pair.ratio is None else f", by {100 * (pair.ratio - 1):+.3g} %"
             lines.append(
-                f"{pair.measure} of {pair.point}: {before} → {now}, by {100 * (pair.ratio - 1):+.3g} % "
+                f"{pair.measure} of {pair.point}: {before} → {now}{change} "
                 f"(ratio {comparison_table.ratio_of(pair)}){_why(pair, compared.margin)}"
             )
     return lines

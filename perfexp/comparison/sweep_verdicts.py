@@ -93,7 +93,8 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         is_time = MEASURES[pairs[0].measure].is_better_if_lower
-        ratio = pairs[0].ratio if is_time else 1 / pairs[0].ratio  # a rate too, below the title of a time
+        baseline, other = pairs[0].baseline, pairs[0].other
+        ratio = other / baseline if is_time else baseline / other  # a rate too, below the title of a time
         return f"{ratio:.3g} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter(pair.verdict for pair in pairs)
     return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
@@ -120,4 +121,4 @@ def _fastest(baseline: int, by_run: dict[tuple[int, str], list[Compared]]) -> li
 def _fastest_of(baseline: int, compared: Sequence[tuple[int, Compared]]) -> int:
     """The run with the best figure of those that are shown to be faster than the baseline; else the baseline."""
     better = [(job, pair) for job, pair in compared if pair.verdict is Verdict.BETTER]
-    return max(better, key=lambda one: abs(math.log(one[1].ratio)))[0] if better else baseline
+    return max(better, key=lambda one: abs(math.log(one[1].ratio or 1.0)))[0] if better else baseline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -51,31 +51,32 @@ def of_comparison(comparison: Comparison) -> bytes:
 
 def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
     for measure in MEASURES:
-        if pairs := [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]:
-            yield _forest(comparison, side, pairs)
+        pairs = [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]
+        if with_ratio := {pair: pair.ratio for pair in pairs if pair.ratio is not None}:
+            yield _forest(comparison, side, with_ratio)
     points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
     for point in list(points)[:_MOST_POINTS]:
         yield _layers([line for line in comparison.layers if (line.side, line.point) == (side.name, point)])
     yield from (f"<p>{page.text(line)}</p>" for line in comparison_table.explained(comparison, side))
 
 
-def _forest(comparison: Comparison, side: SideFacts, pairs: Sequence[Compared]) -> Any:
+def _forest(comparison: Comparison, side: SideFacts, ratios: Mapping[Compared, float]) -> Any:
     """Ratios with their intervals, the largest regression on top, and the band of the margin."""
-    figure, margin = go.Figure(), 1 + comparison.margin
+    figure, margin, pairs = go.Figure(), 1 + comparison.margin, list(ratios)
     figure.add_vrect(x0=1 / margin, x1=margin, fillcolor="#0072B2", opacity=0.12, line_width=0)
     figure.add_vline(x=1, line_color="#202020", line_width=1)
     for verdict, (color, symbol) in _STYLES.items():
         rows = {number: pair for number, pair in enumerate(pairs) if pair.verdict is verdict}
         if rows:
             figure.add_scatter(
-                x=[pair.ratio for pair in rows.values()],
+                x=[ratios[pair] for pair in rows.values()],
                 y=list(rows),
                 mode="markers",
                 name=next(iter(rows.values())).word,
                 marker={"color": color, "symbol": symbol, "size": 10},
                 error_x={
-                    "array": [(pair.high or pair.ratio) - pair.ratio for pair in rows.values()],
-                    "arrayminus": [pair.ratio - (pair.low or pair.ratio) for pair in rows.values()],
+                    "array": [(pair.high or ratios[pair]) - ratios[pair] for pair in rows.values()],
+                    "arrayminus": [ratios[pair] - (pair.low or ratios[pair]) for pair in rows.values()],
                     "color": color,
                 },
                 hovertext=[_hover(pair) for pair in rows.values()],

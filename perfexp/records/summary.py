@@ -86,9 +86,9 @@ class Row:
 
     @property
     def samples_per_second(self) -> estimators.Interval | None:
-        """Samples of all ranks per call, divided by the mean time of a pipelined call."""
+        """Samples of all ranks per call, divided by the mean time of a pipelined call; None if that is 0."""
         pipelined = self.times.get("throughput") or self.times.get("latency")
-        return _rate(pipelined.mean, self.samples_per_call) if pipelined else None
+        return _rate(pipelined.mean, self.samples_per_call) if pipelined and pipelined.mean.value > 0 else None
 
 
 def rows(record: Record) -> list[Row]:

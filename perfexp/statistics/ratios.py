@@ -26,7 +26,7 @@ class Repeats:
     """A figure of one run, repeated by its processes.
 
     Attributes:
-        values: the figure of each process, above 0.
+        values: the figure of each process, above 0 for a ratio.
         within: variance of the logarithm of their geometric mean, as the samples of each process show it; None if the
             samples show none.
         earlier: the figure of each process of earlier runs of the same command, oldest first.
@@ -42,8 +42,8 @@ class Repeats:
 
     @property
     def mean(self) -> float:
-        """Geometric mean over the processes."""
-        return math.exp(float(np.mean(np.log(self.values))))
+        """Geometric mean over the processes; 0 if a figure is."""
+        return math.exp(float(np.mean(np.log(self.values)))) if min(self.values) > 0 else 0.0
 
     def earlier_without(self, other: Repeats) -> list[tuple[float, ...]] | None:
         """The earlier runs except `other`; None if it is not one of them."""

@@ -163,7 +163,8 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
     figures, counts = [], Counter[str]()
     for pair in comparison.pairs:
         name = f"{metric_part(pair.side)}/{metric_part(pair.measure)}_ratio"
-        figures.append(Figure(name, pair.ratio, points.index(pair.point), to_ms(ended) or 0))
+        if pair.ratio is not None:
+            figures.append(Figure(name, pair.ratio, points.index(pair.point), to_ms(ended) or 0))
         counts[f"{metric_part(pair.side)}/{metric_part(pair.verdict)}_count"] += 1
     figures += [Figure(name, float(count), 0, to_ms(ended) or 0) for name, count in counts.items()]
     sides = dict(zip((side.name for side in comparison.sides), records, strict=True))

@@ -78,7 +78,7 @@ def saved(tmp_path):
     def save(*records):
         paths = []
         for number, one in enumerate(records):
-            (tmp_path / f"run{number}").mkdir()
+            (tmp_path / f"run{number}").mkdir(exist_ok=True)
             (tmp_path / f"run{number}" / "record.json").write_bytes(one.to_json())
             paths.append(str(tmp_path / f"run{number}"))
         return paths
@@ -133,7 +133,7 @@ def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared
 
 
 def test_every_confounder_has_a_test():
-    tested = {*CONFOUNDERS, "cpu", "device_method", "meter", "diagnostics"}
+    tested = {*CONFOUNDERS, "cpu", "device_method", "rate_method", "meter", "diagnostics"}
     assert tested == set(comparability.ALLOWABLE)
 
 
@@ -176,6 +176,24 @@ def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
             point.facts["device_method"] = method
     found = verdicts(compared(one, other))
     assert (found["device"], found["latency"]) == ("not comparable", "better")
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("cuda", "not comparable"), ("cpu", "better")])
+def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(compared, kind, verdict):
+    one = with_latency(made(environment={"device.kind": kind}))
+    other = with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
+    for point in other.points:
+        point.series.append(msgspec.structs.replace(point.series[0], name="throughput"))
+    found = compared(one, other)
+    assert (verdicts(found)["latency"], verdicts(found)["throughput"]) == ("better", verdict)
+    differences = [difference for difference in found["sides"][1]["differences"] if difference["role"] == "confounder"]
+    if kind == "cpu":  # its latency is the pipelined loop
+        assert differences == []
+    else:
+        [method] = differences
+        assert (method["key"], method["measures"]) == ("rate_method", ["throughput"])
+        assert (method["baseline"], method["other"]) == ("calls that each synchronize", "pipelined calls")
+        assert verdicts(compared(one, other, "--allow", "rate_method"))["throughput"] == "better"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +278,51 @@ def test_single_figures_are_compared_in_their_own_words(compared):
     assert found.keys() == {"device", "memory", "energy"}
     assert found["memory"]["ratio"] == pytest.approx(0.5)
     assert (found["memory"]["low"], found["memory"]["word"]) == (None, "UNDECIDED")
+
+
+def with_accuracy(side, *values):
+    for point, value in zip(side.points, values, strict=False):
+        point.metrics = [Metric(name="accuracy", value=value, unit="1")]
+    return side
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word", "ratio"),
+    [
+        (0.75, 0.76, "SAME", 0.76 / 0.75),  # 0.76 - 0.75 > 0.01 in floating point
+        (0.76, 0.75, "SAME", 0.75 / 0.76),
+        (0.75, 0.7601, "HIGHER", 0.7601 / 0.75),
+        (0.8, 0.0, "LOWER", None),
+        (0.0, 0.8, "HIGHER", None),
+        (0.0, 0.0, "SAME", None),
+    ],
+)
+def test_accuracies_are_compared_by_their_difference_also_those_of_0(before, after, word, ratio, compared):
+    found = compared(with_accuracy(made(), before), with_accuracy(made(seed=1), after), "--metric", "accuracy")
+    [pair] = found["pairs"]
+    assert (pair["word"], pair["baseline"], pair["other"]) == (word, pytest.approx(before), pytest.approx(after))
+    assert pair["ratio"] == (ratio and pytest.approx(ratio))
+    assert found["alone"] == []
+
+
+def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
+    one, other = with_latency(made([FLAT] * 2)), with_latency(made([FLAT] * 2, seed=1))
+    with_accuracy(one, *[0.8] * 6), with_accuracy(other, *[0.8] * 3, *[0.0] * 3)
+    for side in (one, other):
+        side.environment["device"]["name"] = side.name
+    folder = tmp_path / "report"
+    assert commands.run(["compare", *saved(one, other), "--output", str(folder), "--metric", "accuracy,device"]) == 0
+    text = capsys.readouterr().out
+    assert "undefined" in text
+    assert "▼ LOWER" in text
+    assert "the ratio of accuracy is undefined where a figure is 0; so is the mean of such ratios" in text.replace(
+        "\n    ", " "
+    )
+    found = json.loads((folder / "comparison.json").read_text())
+    assert [pair["ratio"] for pair in found["pairs"] if pair["measure"] == "accuracy"] == [None, pytest.approx(1)]
+    assert {mean["measure"] for mean in found["means"]} == {"device"}
+    assert found["devices"][0]["accuracy_difference"] == pytest.approx(-0.4)
+    assert msgspec.json.decode(json.dumps(found), type=Comparison).pairs
 
 
 # Output
