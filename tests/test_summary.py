@@ -3,12 +3,14 @@
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from perfexp.comparison import measures
 from perfexp.records import diagnostics, growth, idleness, summary
-from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
-from perfexp.reports import overview
+from perfexp.records.record import Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
+from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
@@ -217,6 +219,43 @@ def test_processes_that_measured_the_same_point_are_taken_together(make_record):
     assert two.high / two.low > three.high / three.low
     pooled = np.sqrt((2 * logs.var(ddof=1) + logs[:2].var(ddof=1)) / 3)
     assert np.log(one.high / one.value) == pytest.approx(3.182446 * pooled, rel=0.02), "t of three degrees of freedom"
+
+
+def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_record):
+    """Three processes show the latency of inference; for training there is the selfcheck alone."""
+    points = [point(seconds, replicate=number) for number, seconds in enumerate((0.010, 0.0101, 0.0102))]
+    points += [point(0.01, 256), point(0.01, 256)]
+    points[-1].key = msgspec.structs.replace(points[-1].key, phase="train")
+    record = make_record(points=points)
+    record.selfcheck = [
+        MachineSpread(phase=phase, time="latency", variance=0.01, degrees=9, ended="2026-01-01T00:00")
+        for phase in ("inference", "train")
+    ]
+    rows = summary.rows(record)
+    assert [(row.is_pooled, row.selfcheck) for row in rows] == [(False, None), (True, None), (True, "2026-01-01")]
+    assert [row.time.median.relative_half_width > 0.2 for row in rows] == [False, False, True]
+    between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
+    assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
+    text = wording.scope(rows)
+    assert text.startswith("± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %")
+    assert text.endswith("and those of its selfcheck of 2026-01-01")
+
+
+@pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0, 0.0)])
+def test_times_of_0_have_no_rate(make_record, seconds):
+    """A clock that stands still."""
+    record = make_record(points=[point(one, replicate=number) for number, one in enumerate(seconds)])
+    [row] = summary.rows(record)
+    assert (row.time.median.value, row.samples_per_second) == (0.0, None)
+    assert measures.repeats(record) == {row.key: {}}
+    assert "latency" in markdown.report(record)
+
+
+def test_a_median_of_0_leaves_the_other_figures(make_record):
+    measured = point(0.01)
+    measured.series[0].samples[:40] = [0.0] * 40
+    [found] = measures.repeats(make_record(points=[measured])).values()
+    assert found.keys() == {"p95", "throughput"}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[st
 def judge_pace(point: Point) -> list[Diagnostic]:
     """Compare the loops with and without waiting for each call: the host's pace changed if waiting is faster."""
     pipelined, waiting = (first_median(point, name) for name in ("throughput", "latency"))
-    if pipelined is None or waiting is None or pipelined < _LOOP_TOLERANCE * waiting:
+    if pipelined is None or waiting is None or pipelined <= _LOOP_TOLERANCE * waiting:
         return []
     return [diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)]
 

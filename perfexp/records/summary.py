@@ -55,7 +55,7 @@ class Row:
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
-        selfcheck: date of the selfcheck by which the intervals of one process were widened; None without.
+        selfcheck: date of the selfcheck by which the intervals of `time` of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
         metrics: single figures of the point.
@@ -121,10 +121,10 @@ def _rows(record: Record) -> list[Row]:
     for time in record.earlier:
         earlier.setdefault(time.key, {})[time.time] = time
     known = [row(points, percentiles, earlier.get(key)) for key, points in groups.items()]
-    components, selfcheck = _components(list(groups.values())), None
-    if record.selfcheck and not components:
-        components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
-    known = [_widened(each, components, selfcheck) for each in known]
+    own = _components(list(groups.values()))
+    known = [_widened(each, own) for each in known]
+    if others := {place: one for place, one in _of_selfcheck(record.selfcheck).items() if place not in own}:
+        known = [_widened(each, others, record.selfcheck[0].ended.partition("T")[0]) for each in known]
     known = [replace(each, unfinished=unfinished[each.key]) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
@@ -169,7 +169,8 @@ def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component],
             times[name] = time.widened(widen, widen)
     if times == row.times:
         return row
-    return replace(row, times=times, is_pooled=True, selfcheck=selfcheck)
+    is_of_time = row.time_kind is not None and times[row.time_kind] != row.time
+    return replace(row, times=times, is_pooled=True, selfcheck=selfcheck if is_of_time else row.selfcheck)
 
 
 def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:

@@ -164,11 +164,11 @@ def differ(one: Interval, other: Interval, tolerance: float) -> bool:
 
     Args:
         one: a statistic; without an interval it counts as exact, which rather warns once too often.
-        other: the statistic that it is compared with, not 0.
+        other: the statistic that it is compared with.
         tolerance: relative difference.
     """
     uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
-    return abs(one.value / other.value - 1) > tolerance + uncertain
+    return abs(one.value - other.value) > (tolerance + uncertain) * abs(other.value)
 
 
 def samples_needed(percentile: float) -> int:

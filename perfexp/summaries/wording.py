@@ -221,12 +221,11 @@ def scope(rows: Iterable[Row]) -> str:
         host = ", above all in latency and samples/s" if any("device" in row.times for row in single) else ""
         where = "" if len(single) == len(timed) else f" at {len(single)} of {len(timed)} points"
         return f"± one process{where}: {ANOTHER_RUN}{host} (replicate=3)"
-    pooled = [row for row in alone if row.is_pooled]
-    if pooled and pooled[0].selfcheck:
-        return f"± this machine: another run, by the processes of its selfcheck of {pooled[0].selfcheck}"
-    if pooled:
+    if pooled := [row for row in alone if row.is_pooled]:
+        dates = dict.fromkeys(row.selfcheck for row in pooled)
         anchors = units.counted(len(timed) - len(alone), "point")
-        return f"± this machine: another run, by the processes that measured {anchors}{spread}"
+        sources = [f"of its selfcheck of {date}" if date else f"that measured {anchors}{spread}" for date in dates]
+        return f"± this machine: another run, by the processes {' and those '.join(sources)}"
     counts = " or ".join(map(str, sorted({row.processes for row in timed})))
     few = f"; {_TWO_PROCESSES}" if counts == "2" else ""
     more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
