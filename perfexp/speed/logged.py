@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -126,7 +127,9 @@ def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int |
 
     Lines without a time are left out, and those that time more than steps (`interrupted`) if there are others. The cut
     is that of MSER (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean
-    itself. Of fewer than four lines the first is skipped, which holds the warm-up, if there is another.
+    itself. It is shortened to lines whose median differs from that of the lines after it by more than 3.5 standard
+    errors, since MSER also cuts off the rare slow lines of a steady training. Of fewer than four lines the first is
+    skipped, which holds the warm-up, if there is another.
     """
     timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
     used = [index for index in timed if index not in interrupted] or timed
@@ -143,4 +146,18 @@ def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int |
 def _cut(times: Sequence[float]) -> int:
     if len(times) < _LEAST_WINDOWS:
         return int(len(times) > 1)
-    return estimators.mser5_cut(np.repeat(times, _BATCH)) // _BATCH
+    cut = estimators.mser5_cut(np.repeat(times, _BATCH)) // _BATCH
+    before, after = times[:cut], np.asarray(times[cut:], dtype=np.float64)
+    limits = estimators.transient_limits(np.arange(1, cut + 1), after)
+    differs = np.abs(_running_medians(before) - np.median(after)) > limits
+    return int(np.flatnonzero(differs)[-1]) + 1 if differs.any() else 0
+
+
+def _running_medians(values: Sequence[float]) -> estimators.Samples:
+    """The median of the first value, of the first two, and so on."""
+    ordered: list[float] = []
+    medians = np.empty(len(values))
+    for count, value in enumerate(values, 1):
+        bisect.insort(ordered, value)
+        medians[count - 1] = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return medians

@@ -254,10 +254,15 @@ def transient_cut(samples: ArrayLike) -> int:
     if not cut:
         return 0
     before, after = x[:cut], x[cut:]
-    tau = autocorrelation_time(after)
-    scatter = median_error(after, tau) * math.sqrt(after.size)  # the cut may be too short for one of its own
-    error = scatter * math.sqrt(1 / before.size + 1 / after.size)
-    return cut if abs(float(np.median(before) - np.median(after))) > _DRIFT_ERRORS * error else 0
+    limit = float(transient_limits(cut, after))
+    return cut if abs(float(np.median(before) - np.median(after))) > limit else 0
+
+
+def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
+    """Return by how much the medians of so many first samples have to differ from that of those after, 3.5 errors."""
+    scatter = median_error(after, autocorrelation_time(after)) * math.sqrt(after.size)  # the first ones may be too few
+    limits: Samples = _DRIFT_ERRORS * scatter * np.sqrt(1 / np.asarray(sizes) + 1 / after.size)
+    return limits
 
 
 def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
