@@ -1,12 +1,18 @@
 """Predictions between measured sizes: a Gaussian process against closed formulas, its calibration, and its choices."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from perfexp.forecast import lookup, skill_table
+from perfexp.forecast.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction import gaussian_process, selection, skill
 from perfexp.prediction.conformal import NORMAL_FACTOR, Calibration, calibrate
 from perfexp.prediction.gaussian_process import GRID, Curve, predict
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.subject import Subject
 
 
 def truth(seed=0, *, noise=0.01, jump=None, group="model"):
@@ -111,3 +117,45 @@ def test_baselines_recover_the_curves_that_they_are_made_for():
     assert scores["scaling model"].errors.max() < 0.01
     assert scores["nearest"].errors.mean() > scores["log interpolation"].errors.mean() > 0.0
     assert skill.pooled(list(scores.values()))["coverage"] > 0.5
+
+
+def curve_over(values):
+    """A curve of a record by input size and batch size, each value known to ±0.1 %."""
+    about = Subject(
+        model="resnet18", algorithm="default", mode="inference", precision="fp32", execution="eager", device=None
+    )
+    return MeasuredCurve(
+        folder=Path("run"),
+        about=about,
+        identity="",
+        device=MeasuredDevice.of({}),
+        phase="inference",
+        quantity="time",
+        kind="device",
+        values={pair: Interval(value=one, low=0.999 * one, high=1.001 * one) for pair, one in values.items()},
+        out_of_memory=frozenset(),
+        conditions={},
+        ended="",
+    )
+
+
+@pytest.mark.parametrize(("falling", "is_stair"), [(None, False), (1, True), (4, True)])
+def test_a_larger_size_that_takes_less_time_is_a_stair_at_each_batch_size(falling, is_stair):
+    sizes, batches = range(128, 289, 32), (1, 2, 4)
+    values = {((size, size), batch): 1e-3 + 1e-7 * size**2 * batch for batch in batches for size in sizes}
+    if falling:
+        values[(224, 224), falling] = 0.95 * values[(192, 192), falling]
+    found = [item.message for item in lookup.stairs(curve_over(values))]
+    assert any(f"192 · batch {falling} takes longer than 224 · batch {falling}" in text for text in found) is is_stair
+    assert is_stair or not found
+
+
+def test_a_curve_without_inner_points_is_not_scored():
+    """Six points of the least or the most work: none is left to predict."""
+    ends = {(size, 1): 1e-3 for size in ((64, 256), (128, 128), (256, 64))}
+    ends |= {(size, 1): 2e-3 for size in ((64, 512), (128, 256), (256, 128))}
+    inner = {((size, size), 1): 1e-3 + 1e-7 * size**2 for size in range(128, 321, 32)}
+    assert skill_table.score_all([curve_over(ends)], measured=12, dense=20) == []
+    [table] = skill_table.score_all([curve_over(ends), curve_over(inner)], measured=12, dense=20)
+    assert [len(curve.values) for curve in table.curves] == [7]
+    assert table.scores[0][GAUSSIAN_PROCESS].errors.size == 5

@@ -99,7 +99,7 @@ def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapp
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     """Return the note that neighboring points are far from a smooth curve, as where other kernels run."""
-    pairs = sorted(curve.values, key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
+    pairs = sorted(curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1]))  # neighbors have one batch size
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())

@@ -96,7 +96,7 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     """Score predictions of the points of each curve by others of it; a table for each quantity that was measured.
 
     Curves of many points are sampled as a sparse sweep would. Of curves of fewer points, each inner point is predicted
-    from all others.
+    from all others; curves without inner points are left out.
 
     Args:
         curves: curves of a corpus.
@@ -105,10 +105,11 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     """
     tables = []
     for quantity in dict.fromkeys(curve.quantity for curve in curves):
-        scored = [curve for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS]
-        if scored:
-            scores = _scores([_Sampled.of(curve, measured, max(dense, measured + 1)) for curve in scored])
-            tables.append(SkillTable(quantity=quantity, curves=scored, scores=scores))
+        alike = [curve for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS]
+        sampled = [_Sampled.of(curve, measured, max(dense, measured + 1)) for curve in alike]
+        if scored := [one for one in sampled if one.seen is not None or _inner(one.truth)]:
+            scores = _scores(scored)
+            tables.append(SkillTable(quantity=quantity, curves=[one.measured for one in scored], scores=scores))
     return tables
 
 
@@ -147,11 +148,15 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
     """Score a curve at the points that are not seen, or at each inner point by all others."""
     if seen is not None:
         return score(truth, seen, calibration)
-    work = truth.x.sum(axis=1)
-    inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     every = range(len(truth.values))
-    parts = [score(truth, [place for place in every if place != left_out], calibration) for left_out in inner]
+    parts = [score(truth, [place for place in every if place != left_out], calibration) for left_out in _inner(truth)]
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _inner(truth: Truth) -> list[int]:
+    """The points with more work than the least and less than the most."""
+    work = truth.x.sum(axis=1)
+    return [int(place) for place in np.flatnonzero((work > work.min()) & (work < work.max()))]
 
 
 def _joined(parts: Sequence[Score]) -> Score:
