@@ -406,6 +406,17 @@ def test_energy_varies_as_its_windows_and_as_the_times_of_the_processes():
     assert (pair.word, pair.low) == ("UNDECIDED", None)
 
 
+@pytest.mark.parametrize(("widths", "within"), [((0.1, 0.01), (0.1**2 + 0.01**2) / 4), ((None, 0.01), None)])
+def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widths, within):
+    made = named("one", points=[(1.0, 1.001)])
+    for point, value, width in zip(made.points, (1.0, 4.0), widths, strict=True):
+        ends = {"low": value * (1 - width), "high": value * (1 + width)} if width else {}
+        point.metrics.append(Metric(name="energy/per_image_joules", value=value, unit="joules", **ends))
+    [found] = measures.repeats(made).values()
+    assert found["energy"].values == (1.0, 4.0)
+    assert found["energy"].within == (within and pytest.approx(within / 1.96**2))
+
+
 def test_the_interval_of_energy_holds_the_truth_of_other_runs():
     """Eight processes that differ by 0.5 %, of which one measures energy in windows that differ by 1 %."""
     held, pairs = 0, 300

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfexp.statistics import variance
+from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.variance import Component
 
@@ -130,3 +130,37 @@ def test_the_longer_side_of_a_skewed_interval_stays(widen):
     assert wide.low <= 0.99
     assert wide.high >= 2.0
     assert widen(skewed, Component(variance=0.3**2, degrees=50)).low < 0.6
+
+
+def processes_with(*, zeros):
+    """Summary of 100 calls of about 1, 1.1 and 1.2 s in three processes, of which the second begins with zeros."""
+    generator = np.random.default_rng(7)
+    samples = [level * np.exp(generator.normal(0, 0.01, 100)) for level in (1.0, 1.1, 1.2)]
+    samples[1][:zeros] = 0.0
+    return variance.combined([blockwise.summarise([one]) for one in samples], samples), samples
+
+
+def test_a_process_with_a_call_of_0_counts_as_the_others_do():
+    (whole, _), (found, samples) = processes_with(zeros=0), processes_with(zeros=1)
+    assert found.n == 300
+    assert found.minimum == 0
+    assert found.median.value == pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3), rel=0.01)
+    assert found.mean.value == pytest.approx(np.prod([one.mean() for one in samples]) ** (1 / 3))
+    assert found.median.relative_half_width == pytest.approx(whole.median.relative_half_width, rel=0.05)
+
+
+@pytest.mark.parametrize("zeros", [60, 100])
+def test_a_process_whose_median_is_0_does_not_leave_the_first_process_alone(zeros):
+    found, samples = processes_with(zeros=zeros)
+    together = np.concatenate(samples)
+    assert found.n == 300
+    assert (found.median.value, found.mean.value) == (np.median(together), pytest.approx(together.mean()))
+    assert found.mean.low < np.mean([one.mean() for one in samples]) < found.mean.high
+    assert found.mean.relative_half_width > 0.3
+
+
+def test_a_constant_process_counts_as_the_others_do():
+    samples = [np.full(100, 1.0), 1.1 * np.exp(np.random.default_rng(7).normal(0, 0.01, 100))]
+    found = variance.combined([blockwise.summarise([one]) for one in samples], samples)
+    assert found.n == 200
+    assert found.median.value == pytest.approx(math.sqrt(1.1), rel=0.01)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfexp.statistics.blockwise import Summary
+from perfexp.statistics.blockwise import Summary, block_mean, block_median
 from perfexp.statistics.distributions import ALPHA, Z95, student95
 from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
 
@@ -163,24 +163,28 @@ def geometric_mean(values: Sequence[float]) -> Interval:
 def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summary:
     """Combine the statistics of several processes.
 
-    Median and mean are those of `of_processes`. Percentiles are those of all samples, with an interval that is at least
-    as wide as the processes' own percentiles demand.
+    Median and mean are those of `of_processes`; where a process has one of 0, those of all samples, with a process as a
+    block. Percentiles are those of all samples, with an interval that is at least as wide as the processes' own
+    percentiles demand, if these are above 0.
 
     Args:
         summaries: statistics of each process, with the same percentiles.
         samples: samples of each process, warm-up excluded.
     """
-    if len(summaries) == 1 or any(one.minimum <= 0 for one in summaries):
+    if len(summaries) == 1:
         return summaries[0]
     together = np.concatenate(samples)
     tau = together.size / sum(one.n / one.tau for one in summaries)
     starts = np.cumsum([0, *(one.n for one in summaries)])
-    median = of_processes([one.median for one in summaries])
+    if all(one.median.value > 0 and one.mean.value > 0 for one in summaries):
+        median, mean = of_processes([one.median for one in summaries]), of_processes([one.mean for one in summaries])
+    else:
+        median, mean = block_median(samples, tau), block_mean(samples, tau)
     return Summary(
         n=together.size,
         tau=tau,
         median=median,
-        mean=of_processes([one.mean for one in summaries]),
+        mean=mean,
         std=float(together.std(ddof=1)),
         minimum=float(together.min()),
         maximum=float(together.max()),
@@ -199,7 +203,7 @@ def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summar
 
 def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, tau: float) -> Interval:
     pooled = percentile_interval(samples, number, tau)
-    if pooled.low is None or pooled.high is None:
+    if pooled.low is None or pooled.high is None or any(one.value <= 0 for one in of_each):
         return pooled
     width = of_processes([replace(one, low=None, high=None) for one in of_each]).relative_half_width or 0.0
     wide = _around(pooled.value, width)
