@@ -259,8 +259,13 @@ def transient_cut(samples: ArrayLike) -> int:
 
 
 def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
-    """Return by how much the medians of so many first samples have to differ from that of those after, 3.5 errors."""
-    scatter = median_error(after, autocorrelation_time(after)) * math.sqrt(after.size)  # the first ones may be too few
+    """Return the least differences of medians that show a transient, 3.5 standard errors.
+
+    Args:
+        sizes: numbers of first samples, each ≥ 1.
+        after: samples after them, which show the scatter: the first ones may be too few for one of their own.
+    """
+    scatter = median_error(after, autocorrelation_time(after)) * math.sqrt(after.size)
     limits: Samples = _DRIFT_ERRORS * scatter * np.sqrt(1 / np.asarray(sizes) + 1 / after.size)
     return limits
 
