@@ -33,7 +33,7 @@ _LIGHT = 0.45
 def draw(record: Record) -> bytes | None:
     """Return the layers of the representative point as PNG; None unless layers were profiled."""
     chosen = representative_point(record)
-    return save(partial(_compose, record, chosen)) if chosen and by_kind(chosen) else None
+    return save(partial(compose, record, chosen)) if chosen and by_kind(chosen) else None
 
 
 def colors_of(kinds: Mapping[str, object]) -> dict[str, str]:
@@ -90,7 +90,8 @@ def measure_of(chosen: Point) -> Measure:
     return Measure(call=call, factor=factor, unit=unit, has_times=True)
 
 
-def _compose(record: Record, chosen: Point) -> Any:
+def compose(record: Record, chosen: Point) -> Any:
+    """Return the layers of a point as a figure of matplotlib."""
     kinds, strip, layers = by_kind(chosen), in_order(chosen), merged(chosen)[:MOST_LAYERS]
     heights = [_BAR * len(kinds) + 0.4, _ROW * len(strip) + 0.3, _BAR * len(layers) + 0.3]
     figure = constrained(_AROUND + sum(heights))

@@ -102,7 +102,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
     shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
     cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
-    return Grid([*columns, Column("data share", cells)]).without_empty()
+    return Grid([*columns, Column("data share of means", cells)]).without_empty()
 
 
 def epochs(record: Record) -> Grid | None:

@@ -178,7 +178,7 @@ def test_only_what_varies_has_a_column(build: Builder) -> None:
 
 def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> None:
     text = shown(build, build.training())
-    assert re.search(r"data +forward +loss +backward +optimizer +data share", text)
+    assert re.search(r"data +forward +loss +backward +optimizer +data share of means", text)
     assert "≈ 12.5 s" in text
     assert "accuracy: the labels are random" in text
 

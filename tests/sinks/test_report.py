@@ -27,7 +27,7 @@ def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Bui
 def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
     text = markdown.markdown(build.record(build.training()))
     assert "| size | batch | data | forward | loss | backward |" in text
-    assert "| size | batch | optimizer | data share |" in text
+    assert "| size | batch | optimizer | data share of means |" in text
     assert "| 10 % |" in text
     assert "accuracy: the labels are random" in text
 
