@@ -301,6 +301,17 @@ def test_phases_behind_a_held_queue_are_the_devices_own_times():
     assert point.facts["bound_by"] == "launch"
 
 
+def test_phases_that_do_not_fit_the_queue_are_held_against_the_time_of_the_device(monkeypatch):
+    monkeypatch.setattr("perfexp.probes.queue.Segments.once", lambda self: self.device.synchronize())
+    key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
+    device = FakeDevice(enqueue_seconds=100e-6)  # the host takes 400 µs for a step of 31 µs
+    point = measure(device, key=key, model={"base_seconds": 10e-6})
+    assert point.find_series("device") is not None
+    assert point.metric("phases_over_whole").value > 2
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "phases_disagree"]
+    assert "of `device`: they do not fit the launch queue" in doubt.message
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_flushed_cache_shows_in_every_call(asynchronous):
     script = {"asynchronous": asynchronous, "enqueue_seconds": 1e-6}

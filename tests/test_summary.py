@@ -14,6 +14,7 @@ from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
+from perfexp.summaries.interval_scope import scope_notes
 
 SIZES = range(224, 513, 32)
 
@@ -424,9 +425,32 @@ def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_
 
 def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     [first] = summary.rows(make_record(points=[point(0.01)]))
-    assert wording.scope([first]).startswith("± one process: another run")
-    assert wording.scope([first, replace(first, runs=2)]).startswith("± one process at 1 of 2 points: another run")
-    assert "by 2 earlier runs" in wording.scope([replace(first, runs=2)])
+    earlier = replace(first, runs=2)
+    [single] = scope_notes([first])
+    assert single.startswith("± one process: another run")
+    [alone, widened] = scope_notes([first, earlier])
+    assert alone.startswith("± one process at 1 of 2 points: another run")
+    assert widened == "± this machine at 1 of 2 points: another run of the same command, by 2 earlier runs of it"
+    [widened] = scope_notes([earlier])
+    assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
+
+
+def test_the_notes_on_intervals_leave_out_rows_without_one(make_record):
+    [first] = summary.rows(make_record(points=[point(0.01)]))
+    [short] = summary.rows(make_record(points=[point(0.01, calls=3)]))
+    assert short.time.median.low is None
+    assert scope_notes([short]) == []
+    assert scope_notes([replace(short, runs=2), first]) == scope_notes([first])
+
+
+def test_points_of_several_processes_and_those_that_they_widened_have_one_note(make_record):
+    [first] = summary.rows(make_record(points=[point(0.01)]))
+    several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
+    [note] = scope_notes([several, pooled])
+    assert note == "± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %"
+    [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
+    assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
+    assert rest.startswith("± this machine at 1 of 2 points: another run of the same command (3 processes")
 
 
 @pytest.mark.parametrize(

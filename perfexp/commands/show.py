@@ -56,6 +56,7 @@ def show(
         echo(json_results.document([json_results.of_run(record, place)]))
     else:
         console.show(record, place)
+    _name_written(html, as_json=as_json)
 
 
 def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: bool) -> None:
@@ -71,6 +72,7 @@ def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: b
         echo(json_results.of_sweep(sweep, runs, folder.absolute()))
     else:
         console.show_sweep(sweep, folder.absolute(), records)
+    _name_written(html, as_json=as_json)
 
 
 def _write(file: Path, content: Callable[[Any], bytes]) -> None:
@@ -82,6 +84,11 @@ def _write(file: Path, content: Callable[[Any], bytes]) -> None:
         write_atomically(file, content(report_page))
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror}.") from error
+
+
+def _name_written(file: Path | None, *, as_json: bool) -> None:
+    if file is not None:
+        echo(f"wrote {file.absolute()}", err=as_json)
 
 
 def refuse_unfinished(folder: Path) -> None:

@@ -160,7 +160,7 @@ class Times:
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric(name="data_share", value=share, unit="1"))
-        names = (*DEVICE_TIMES, "throughput", "latency") if chunk else ("throughput", "latency")
+        names = (*DEVICE_TIMES, "throughput", "latency") if on_device else ("throughput", "latency")
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
         if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
             return
@@ -170,7 +170,9 @@ class Times:
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
-            point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio))
+            waits = whole.name in DEVICE_TIMES and not chunk
+            why = ": they do not fit the launch queue and include the device's waits for the host" if waits else ""
+            point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         chain = timing.HostChain(call, self.device, self._flush())

@@ -30,6 +30,7 @@ class Line:
     Attributes:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
+        rough: positions whose values are `≈` although they have an interval.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Line:
     y: tuple[estimators.Interval, ...]
     color: int = 0
     is_light: bool = False
+    rough: frozenset[float] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,10 @@ class Panel:
         """Whether a value without an interval is one that should have one: not a peak of the memory."""
         return self.unit != "bytes"
 
+    def hollow(self, line: Line) -> list[bool]:
+        """For each point of a line whether its marker is hollow."""
+        return [x in line.rough or (self.has_intervals and y.low is None) for x, y in zip(line.x, line.y, strict=True)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
@@ -105,6 +111,13 @@ class Chart:
     gaps: dict[float, str]
     is_doubling: bool = False
 
+    @property
+    def hollow(self) -> str:
+        """Meaning of hollow markers; empty without one."""
+        lines = [(panel, line) for panel in self.panels for line in panel.lines]
+        is_bare = any(panel.has_intervals and any(y.low is None for y in line.y) for panel, line in lines)
+        return _hollow(is_bare=is_bare, is_rough=any(line.rough for _, line in lines))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
@@ -112,13 +125,20 @@ class Bar:
 
     Attributes:
         text: words at the end of the bar.
+        is_rough: whether the time is `≈` although it has an interval.
         behind: time of a caller, drawn as a pale bar behind a device's time; None for none.
     """
 
     label: str
     value: estimators.Interval | None
     text: str
+    is_rough: bool = False
     behind: estimators.Interval | None = None
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether the time is `≈`: it has no interval, or one that may be too narrow."""
+        return self.value is not None and (self.is_rough or self.value.low is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +156,32 @@ class Bars:
     caption: Caption
     facets: tuple[Facet, ...]
 
+    @property
+    def hollow(self) -> str:
+        """Meaning of hollow bars; empty without one."""
+        bars = [bar for facet in self.facets for group in facet.groups.values() for bar in group if bar.is_hollow]
+        return _hollow(is_bare=any(not bar.is_rough for bar in bars), is_rough=any(bar.is_rough for bar in bars))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """All samples of one time over all processes, with its statistics and the words for them."""
+    """All samples of one time over all processes, with its statistics and the words for them.
+
+    Attributes:
+        is_rough: whether its median is `≈` although it has an interval.
+    """
 
     name: str
     meaning: str
     series: Series
     time: blockwise.Summary
     text: str
+    is_rough: bool = False
+
+    @property
+    def is_dotted(self) -> bool:
+        """Whether the median has no interval, or one that may be too narrow."""
+        return self.is_rough or self.time.median.low is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +190,19 @@ class Strips:
 
     caption: Caption
     points: tuple[tuple[str, tuple[Taken, ...]], ...]
+
+
+def dotted(taken: Iterable[Taken]) -> str:
+    """Return the meaning of dotted medians; empty without one."""
+    medians = [one for one in taken if one.is_dotted]
+    return _hollow(is_bare=any(not one.is_rough for one in medians), is_rough=any(one.is_rough for one in medians))
+
+
+def _hollow(*, is_bare: bool, is_rough: bool) -> str:
+    """The meaning of marks of `≈` values."""
+    if not is_rough:
+        return "no interval" if is_bare else ""
+    return f"{'no interval, or one' if is_bare else 'interval'} that may be too narrow"
 
 
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:

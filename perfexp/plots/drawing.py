@@ -17,14 +17,19 @@ from perfexp.statistics import estimators
 #: Characters of a bar's name, and of the reason why there is none.
 LONGEST_LABEL, _LONGEST_REASON = 55, 90
 _MARKERS = ("o", "s", "^", "D", "v")
+#: Looks of hollow markers, and of the edges of bars.
+_HOLLOW = {"markerfacecolor": "white", "markersize": 6}
+_EDGE = {"edgecolor": COLORS[0], "linewidth": 1.5}
+#: Middle of the axes, right of which the label of a line is left of it.
+_MIDDLE = 0.5
 #: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
 _MOST_TICKS = 12
 #: An axis from zero reaches this far beyond the largest value, to show its whole marker and the label of a ring.
 _HEADROOM = 1.15
 #: Height of a panel, of a bar and of what is around them, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
-#: Limit on lines with the legend inside the axes.
-_MOST_INSIDE = 3
+#: Limit on lines with the legend above the axes, and on its characters in a row; those that a mark takes the room of.
+_MOST_ABOVE, _LEGEND_ROW, _LEGEND_MARK = 3, 130, 6
 #: Limit on points with error bars; more have a band.
 _MOST_ERROR_BARS = 25
 #: Width of a stub for a run without a time, and room for the words at the end of the longest bar, as shares of it.
@@ -33,10 +38,11 @@ _STUB, _WORDS = 0.04, 1.3
 
 def draw(plot: Chart | Bars | Strips) -> bytes:
     """Return a plot as PNG."""
-    return save(partial(_compose, plot))
+    return save(partial(compose, plot))
 
 
-def _compose(plot: Chart | Bars | Strips) -> Any:
+def compose(plot: Chart | Bars | Strips) -> Any:
+    """Return a plot as a figure of matplotlib."""
     if isinstance(plot, Strips):
         return strips_figure(plot)
     figure = _chart(plot) if isinstance(plot, Chart) else _bars(plot)
@@ -47,18 +53,20 @@ def _compose(plot: Chart | Bars | Strips) -> Any:
 def _chart(chart: Chart) -> Any:
     figure = constrained(max(8.0, _AROUND + _PANEL * len(chart.panels)))
     column = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(column, chart.panels, strict=True):
-        _panel(axes, panel)
-        _gaps(axes, chart.gaps)
-        has_names = len(panel.lines) > 1 or panel.curves or panel.bands
-        if (has_names and axes is column[0]) or any(line.is_light for line in panel.lines):
-            _legend(axes, outside=len(panel.lines) > _MOST_INSIDE)
     axes, positions = column[-1], sorted(chart.ticks)
     if chart.is_doubling:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(_plain_number)
     elif spans_decades(positions):
         axes.set_xscale("log")
+    for axes, panel in zip(column, chart.panels, strict=True):
+        _panel(axes, panel)
+        _gaps(axes, chart.gaps)
+        is_first = axes is column[0]
+        has_names = len(panel.lines) > 1 or panel.curves or panel.bands or chart.gaps or chart.hollow
+        if (has_names and is_first) or any(line.is_light for line in panel.lines):
+            _legend(axes, chart.hollow if is_first else "", beside=len(panel.lines) > _MOST_ABOVE)
+    axes = column[-1]
+    if axes.get_xscale() == "log":
         axes.xaxis.set_major_formatter(_plain_number)
     if len(positions) <= _MOST_TICKS:
         axes.minorticks_off()
@@ -72,21 +80,20 @@ def _panel(axes: Any, panel: Panel) -> None:
     for curve in panel.curves:
         y = [value * factor for value in curve.y]
         axes.plot(curve.x, y, color=DARK, linewidth=1.2, linestyle="--", zorder=1.5, label=plain(curve.label) or None)
-    for number, line in enumerate(panel.lines):
+    for line in panel.lines:
         color = COLORS[line.color % len(COLORS)]
         for band in (band for band in panel.bands if band.line == line.label):
             predicted, least, most = _scaled(band.y, factor)
             axes.fill_between(band.x, least, most, color=color, alpha=0.2, linewidth=0, label=plain(band.label) or None)
             axes.plot(band.x, predicted, color=color, linewidth=1, zorder=1.5)
-        _line(axes, line, _MARKERS[number % len(_MARKERS)], factor, panel)
+        _line(axes, line, factor, panel)
         for (x, label), text in panel.odd.items():
             if label == line.label and x in line.x:
                 _ring(axes, x, line.y[line.x.index(x)].value * factor, text)
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=12)
     for x, text in panel.marks.items():
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":")
-        positions = [position for line in panel.lines for position in line.x]
-        is_right = 2 * sum(position < x for position in positions) > len(positions)
+        is_right = axes.transAxes.inverted().transform(axes.transData.transform((x, 0)))[0] > _MIDDLE
         place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "path_effects": HALO}
         side, shift = ("right", -6) if is_right else ("left", 6)
         axes.annotate(plain(text), (x, 0.06), (shift, 0), fontsize=11, ha=side, **place)
@@ -95,15 +102,17 @@ def _panel(axes: Any, panel: Panel) -> None:
     style(axes)
 
 
-def _line(axes: Any, line: Line, marker: str, factor: float, panel: Panel) -> None:
-    """One line with its intervals; a hollow marker has none."""
+def _line(axes: Any, line: Line, factor: float, panel: Panel) -> None:
+    """One line with its intervals."""
     color = COLORS[line.color % len(COLORS)]
+    # six lines and more have other pairs of color and marker
+    marker = _MARKERS[(line.color + line.color // len(COLORS)) % len(_MARKERS)]
     values, low, high = _scaled(line.y, factor)
     look = {"color": color, "alpha": 0.45 if line.is_light else 1.0, "label": plain(line.label) or None}
     dash = {"linewidth": 0.0 if panel.bands else 1.4 if line.is_light else 2.0, "linestyle": "-"}
     axes.plot(line.x, values, marker=marker, markersize=4 if line.is_light else 6, **dash, **look)
-    hollow = numpy.isnan(low) & panel.has_intervals
-    axes.plot(numpy.array(line.x)[hollow], values[hollow], marker, color=color, markerfacecolor="white", markersize=6)
+    hollow = numpy.array(panel.hollow(line))
+    axes.plot(numpy.array(line.x)[hollow], values[hollow], marker, color=color, zorder=2.5, **_HOLLOW)
     if line.is_light:
         return
     if len(line.x) > _MOST_ERROR_BARS:
@@ -136,6 +145,9 @@ def _bars(bars: Bars) -> Any:
     column = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[number + 1.5 for number in rows])[:, 0]
     for axes, facet in zip(column, bars.facets, strict=True):
         _facet(axes, facet)
+    if bars.hollow:
+        look: dict[str, Any] = {"facecolor": "white", **_EDGE}
+        _legend_of(column[0], [matplotlib.patches.Patch(label=f"≈ {bars.hollow}", **look)])
     return figure
 
 
@@ -174,9 +186,7 @@ def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None
     length, low, high = _scaled([bar.value], factor)
     if bar.behind is not None:
         axes.barh(position, bar.behind.value * factor, height=0.8, color=COLORS[0], alpha=0.22)
-    is_hollow = bar.value.low is None
-    look = {"color": "white" if is_hollow else COLORS[0], "edgecolor": COLORS[0], "linewidth": 1.5}
-    axes.barh(position, length, height=0.5, **look)
+    axes.barh(position, length, height=0.5, color="white" if bar.is_hollow else COLORS[0], **_EDGE)
     error = {"ecolor": "black", "elinewidth": 1.5, "capsize": 4}
     axes.errorbar(length, position, xerr=(length - numpy.maximum(low, 0), high - length), **error)
     end = max(float(numpy.nanmax([length[0], high[0]])), bar.behind.value * factor if bar.behind else 0.0)
@@ -204,6 +214,21 @@ def _scaled(intervals: Sequence[estimators.Interval], factor: float) -> Any:
     return factor * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).reshape(-1, 3).T
 
 
-def _legend(axes: Any, *, outside: bool = False) -> None:
-    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
-    axes.legend(fontsize=11, framealpha=0.9, **place)
+def _legend(axes: Any, hollow: str, *, beside: bool) -> None:
+    """The names of the lines, and the meaning of hollow markers if there are any."""
+    handles, _ = axes.get_legend_handles_labels()
+    if hollow:
+        look: dict[str, Any] = {"color": DARK, "linestyle": "none", "marker": "o", **_HOLLOW}
+        handles.append(matplotlib.lines.Line2D([], [], label=f"≈ {hollow}", **look))
+    _legend_of(axes, handles, beside=beside)
+
+
+def _legend_of(axes: Any, handles: Sequence[Any], *, beside: bool = False) -> None:
+    """A legend above the axes or beside them, where it covers no data."""
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    if not beside:
+        lengths = [len(handle.get_label()) + _LEGEND_MARK for handle in handles]
+        columns = {number: numpy.array_split(lengths, number) for number in range(1, len(handles) + 1)}
+        fitting = [number for number, split in columns.items() if sum(map(max, split)) <= _LEGEND_ROW]
+        place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": max(fitting, default=1)}
+    axes.legend(handles=handles, fontsize=10.5, frameon=beside, **place)

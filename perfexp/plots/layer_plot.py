@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import subject
-from perfexp.tables.layer_groups import GAPS, OTHERS, Stretch, by_kind, call_seconds, in_order, merged, time_text
-from perfexp.tables.layer_tables import agrees, points, representative_point
+from perfexp.tables.layer_groups import GAPS, OTHERS, Stretch, by_kind, call_seconds, in_order, merged
+from perfexp.tables.layer_tables import SHARES_ONLY, agrees, disagreement, points, representative_point
 
 #: Color of gaps, and those of neighbors that have no kind, in turns.
 _GAP, SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")
@@ -32,7 +33,7 @@ _LIGHT = 0.45
 def draw(record: Record) -> bytes | None:
     """Return the layers of the representative point as PNG; None unless layers were profiled."""
     chosen = representative_point(record)
-    return save(partial(_compose, record, chosen)) if chosen and by_kind(chosen) else None
+    return save(partial(compose, record, chosen)) if chosen and by_kind(chosen) else None
 
 
 def colors_of(kinds: Mapping[str, object]) -> dict[str, str]:
@@ -45,19 +46,60 @@ def caption(record: Record, chosen: Point) -> Caption:
     """The words around the layers of a point."""
     about = subject(record.plan, record.environment)
     where = about.device or "an unknown device"
+    title, which, footer = str(about), _which(record, chosen), footer_of(chosen.doubts)
+    if doubt := disagreement(chosen):
+        why = f"{doubt.message.partition(';')[0]}, on {where}: {doubt.help or ''}".removesuffix(": ")
+        return Caption(title=f"{title} · {SHARES_ONLY}", subtitle=which + why, footer=footer)
     whole = format_seconds(call_seconds(chosen))
-    text = f"{_which(record, chosen)}{whole} a call on {where}{_closure(chosen)}; medians, times are share × call"
-    return Caption(title=str(about), subtitle=text, footer=footer_of(chosen.doubts))
+    text = f"{which}{whole} a call on {where}{_closure(chosen)}; medians, times are share × call"
+    return Caption(title=title, subtitle=text, footer=footer)
 
 
-def _compose(record: Record, chosen: Point) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How the parts of a call are shown: as times, or as shares where the layers disagree with the call.
+
+    Attributes:
+        call: seconds of the call.
+        factor: factor from seconds to the unit of the axes.
+        unit: name of that unit.
+        has_times: whether the times hold.
+    """
+
+    call: float
+    factor: float
+    unit: str
+    has_times: bool
+
+    def text(self, seconds: float, share: float | None = None) -> str:
+        """Return a part as `1.23 ms · 5.3 %`, or as a share alone; `share` replaces that of the seconds."""
+        percent = f"{(seconds / self.call if share is None else share) * 1e2:.1f} %"
+        return f"{format_seconds(seconds)} · {percent}" if self.has_times else percent
+
+    def brief(self, seconds: float) -> str:
+        """Return a part as `1.2 ms`, or as a share."""
+        return format_seconds(seconds, 2) if self.has_times else self.text(seconds)
+
+
+def measure_of(chosen: Point) -> Measure:
+    """Return how the layers of a point are shown."""
+    call = call_seconds(chosen)
+    if disagreement(chosen):
+        return Measure(call=call, factor=1e2 / call, unit="% of the call", has_times=False)
+    factor, unit = unit_of("seconds", [call])
+    return Measure(call=call, factor=factor, unit=unit, has_times=True)
+
+
+def compose(record: Record, chosen: Point) -> Any:
+    """Return the layers of a point as a figure of matplotlib."""
     kinds, strip, layers = by_kind(chosen), in_order(chosen), merged(chosen)[:MOST_LAYERS]
     heights = [_BAR * len(kinds) + 0.4, _ROW * len(strip) + 0.3, _BAR * len(layers) + 0.3]
     figure = constrained(_AROUND + sum(heights))
     by_kinds, order, longest = figure.subplots(3, 1, height_ratios=heights)
     colors = colors_of(kinds)
-    factor, unit = unit_of("seconds", [call_seconds(chosen)])
-    _kinds(by_kinds, kinds, colors, call_seconds(chosen), factor)
+    measure = measure_of(chosen)
+    factor, unit = measure.factor, measure.unit
+    _kinds(by_kinds, kinds, colors, measure)
     by_kinds.set_xlabel(f"by kind ({unit})", fontsize=12)
     order.set_xlabel(f"in the order of execution ({unit})", fontsize=12)
     several = len({layer.which for layer in layers}) > 1
@@ -65,9 +107,8 @@ def _compose(record: Record, chosen: Point) -> Any:
     for position, layer in enumerate(layers):
         color = colors.get(layer.kind, GREY)
         longest.barh(position, layer.seconds * factor, height=0.66, color=color)
-        longest.text(
-            layer.seconds * factor + 0.01 * most, position, f"{time_text(layer)}  {plain(layer.kind)}", va="center"
-        )
+        words = f"{measure.text(layer.seconds, layer.share)}  {plain(layer.kind)}"
+        longest.text(layer.seconds * factor + 0.01 * most, position, words, va="center")
     names = [cut(layer.label, _LONGEST) + (f" · {layer.which}" if several else "") for layer in layers]
     longest.set_yticks(range(len(layers)), map(plain, names))
     _strip(order, strip, colors, factor, room=_WIDTH / _CHARACTER - max(map(len, names)))
@@ -82,10 +123,9 @@ def _compose(record: Record, chosen: Point) -> Any:
     return figure
 
 
-def _kinds(
-    axes: Any, kinds: Mapping[str, Mapping[str, float]], colors: Mapping[str, str], whole: float, factor: float
-) -> None:
+def _kinds(axes: Any, kinds: Mapping[str, Mapping[str, float]], colors: Mapping[str, str], measure: Measure) -> None:
     """A bar for each kind, its passes one after the other and ever paler, with the time and the share at its end."""
+    factor = measure.factor
     passes = list(dict.fromkeys(which for of_kind in kinds.values() for which in of_kind))
     for position, (kind, of_kind) in enumerate(kinds.items()):
         left = 0.0
@@ -94,8 +134,8 @@ def _kinds(
             axes.barh(position, seconds * factor, left=left, height=0.7, color=colors[kind], alpha=alpha, linewidth=0)
             left += seconds * factor
         shown = {which: seconds for which, seconds in of_kind.items() if seconds > 0}
-        parts = ", ".join(f"{which} {format_seconds(seconds, 2)}" for which, seconds in shown.items())
-        text = f"{format_seconds(sum(of_kind.values()))} · {sum(of_kind.values()) / whole * 1e2:.1f} %"
+        parts = ", ".join(f"{which} {measure.brief(seconds)}" for which, seconds in shown.items())
+        text = measure.text(sum(of_kind.values()))
         text += f"  ({parts})" if len(passes) > 1 else ""
         axes.text(left, position, f"  {plain(text)}", va="center", fontsize=11)
     axes.set_yticks(range(len(kinds)), [plain(kind) for kind in kinds])

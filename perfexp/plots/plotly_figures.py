@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from perfexp.plots.chart import COLORS, GREY, Bars, Chart, Facet, Line, Panel, Strips, Taken, spans_decades, unit_of
+from perfexp.plots.chart import (
+    COLORS,
+    GREY,
+    Bars,
+    Chart,
+    Facet,
+    Line,
+    Panel,
+    Strips,
+    Taken,
+    dotted,
+    spans_decades,
+    unit_of,
+)
 from perfexp.plots.page import text
 from perfexp.statistics.estimators import Interval
 
@@ -18,6 +32,8 @@ _PANEL, BAR, AROUND = 300, 26, 110
 _MOST_TICKS, _MOST_SAMPLES = 12, 2000
 #: Room for the words at the end of the longest bar, as a share of it.
 WORDS = 1.4
+#: Gap between the end of a bar and its words, as a share of the longest.
+_GAP = 0.01
 #: Width of an interval's end and of a line.
 _THIN, _LINE = 1.5, 2
 
@@ -27,7 +43,7 @@ def of_plot(plot: Chart | Bars | Strips) -> Iterator[Any]:
     if isinstance(plot, Chart):
         yield _chart(plot)
     elif isinstance(plot, Bars):
-        yield from map(_facet, plot.facets)
+        yield from (_facet(facet, plot.hollow) for facet in plot.facets)
     else:
         yield from (_strips(name, taken) for name, taken in plot.points)
 
@@ -54,14 +70,21 @@ def _chart(chart: Chart) -> Any:
     for row, panel in enumerate(chart.panels, 1):
         _panel(figure, chart, panel, {"row": row, "col": 1})
     ticks = {"tickvals": list(chart.ticks), "ticktext": [text(name) for name in chart.ticks.values()]}
-    scale = {"type": "log"} if chart.is_doubling or spans_decades(sorted(chart.ticks)) else {}
+    scale = {"type": "log"} if _is_log(chart) else {}
     figure.update_xaxes(**scale, **(ticks if len(chart.ticks) <= _MOST_TICKS else {}))
+    if chart.hollow:
+        look = {"mode": "markers", "marker": {"symbol": "circle-open", "size": 8, "color": GREY}}
+        figure.add_scatter(x=[None], y=[None], name=text(f"≈ {chart.hollow}"), **look, row=1, col=1)
     figure.update_xaxes(title=text(chart.axis), row=len(chart.panels), col=1)
     named = set[str]()
     for trace in figure.data:  # a line has one entry in the legend, whatever the number of its panels
         trace.showlegend = bool(trace.name) and trace.showlegend is not False and trace.name not in named
         named.add(trace.name)
     return laid_out(figure, AROUND + _PANEL * len(chart.panels))
+
+
+def _is_log(chart: Chart) -> bool:
+    return chart.is_doubling or spans_decades(sorted(chart.ticks))
 
 
 def _panel(figure: Any, chart: Chart, panel: Panel, place: dict[str, int]) -> None:
@@ -80,17 +103,20 @@ def _panel(figure: Any, chart: Chart, panel: Panel, place: dict[str, int]) -> No
                 figure.add_scatter(**at, marker=ring, hoverinfo="skip", showlegend=False, **words_above, **place)
     for x, words in panel.marks.items():
         figure.add_vline(x=x, line_dash="dot", annotation_text=text(words), annotation_position="bottom left", **place)
+        if _is_log(chart):  # on such an axis plotly takes logarithms as the positions of words, but not of lines
+            figure.layout.annotations[-1].x = math.log10(x)
     scale = {"type": "log"} if spans_decades(values) else {"rangemode": "tozero"}
     figure.update_yaxes(title=text(f"{panel.title} ({unit})"), **scale, **place)
 
 
 def _line(chart: Chart, panel: Panel, line: Line, factor: float, unit: str) -> Any:
-    """A line whose points show value and interval to the mouse; hollow markers have none."""
-    name, hover = text(line.label), []
-    symbols = ["circle-open" if y.low is None and panel.has_intervals else "circle" for y in line.y]
-    for x, y in zip(line.x, line.y, strict=True):
+    """A line whose points show value and interval to the mouse."""
+    name, hover, hollow = text(line.label), [], panel.hollow(line)
+    symbols = ["circle-open" if is_hollow else "circle" for is_hollow in hollow]
+    for x, y, is_hollow in zip(line.x, line.y, hollow, strict=True):
         ends = "no interval" if y.low is None or y.high is None else f"{y.low * factor:.4g} … {y.high * factor:.4g}"
-        hover.append(f"<b>{text(chart.ticks[x])}</b> {name}<br>{y.value * factor:.4g} {unit}<br>{ends}")
+        value = f"{'≈ ' * is_hollow}{y.value * factor:.4g} {unit}"
+        hover.append(f"<b>{text(chart.ticks[x])}</b> {name}<br>{value}<br>{ends}")
     return go.Scatter(
         x=line.x,
         y=[y.value * factor for y in line.y],
@@ -115,8 +141,12 @@ def _errors(intervals: Sequence[Interval | None], factor: float) -> dict[str, ob
     return {**ends, "thickness": _THIN}
 
 
-def _facet(facet: Facet) -> Any:
-    """Bars with their words at the end; the pale bar of a caller's time lies behind that of the device."""
+def _facet(facet: Facet, hollow: str) -> Any:
+    """Bars with their words at the end; the pale bar of a caller's time lies behind that of the device.
+
+    Args:
+        hollow: meaning of hollow bars.
+    """
     rows = [(name, bar) for name, group in facet.groups.items() for bar in group]
     times = [one for _, bar in rows for one in (bar.value, bar.behind) if one]
     most = max((one.high or one.value for one in times), default=0.0)
@@ -126,19 +156,25 @@ def _facet(facet: Facet) -> Any:
     behind = [bar.behind.value * factor if bar.behind else None for _, bar in rows]
     if any(behind):
         figure.add_bar(x=behind, y=places, orientation="h", name="latency", marker_color=COLORS[0], opacity=0.25)
-    figure.add_bar(
-        x=[bar.value.value * factor if bar.value else 0 for _, bar in rows],
-        y=places,
-        orientation="h",
-        name=text(facet.title.partition(";")[0]),
-        width=0.5,
-        marker_color=COLORS[0],
-        error_x=_errors([bar.value for _, bar in rows], factor),
-        text=[text(bar.text) for _, bar in rows],
-        textposition="outside",
-        hovertext=[f"{text(label)}<br>{text(bar.text)}" for label, (_, bar) in zip(labels, rows, strict=True)],
-        hoverinfo="text",
-    )
+    looks = (False, facet.title.partition(";")[0], COLORS[0]), (True, f"≈ {hollow}", "white")
+    for is_hollow, name, color in looks:
+        chosen = {place: bar for place, (_, bar) in enumerate(rows) if bar.is_hollow is is_hollow}
+        if chosen:
+            figure.add_bar(
+                x=[bar.value.value * factor if bar.value else 0 for bar in chosen.values()],
+                y=list(chosen),
+                orientation="h",
+                name=text(name),
+                width=0.5,
+                marker={"color": color, "line": {"color": COLORS[0], "width": _THIN}},
+                error_x=_errors([bar.value for bar in chosen.values()], factor),
+                hovertext=[f"{text(labels[place])}<br>{text(bar.text)}" for place, bar in chosen.items()],
+                hoverinfo="text",
+            )
+    ends = [max((one.high or one.value for one in (bar.value, bar.behind) if one), default=0.0) for _, bar in rows]
+    words = {"mode": "text", "text": [text(bar.text) for _, bar in rows], "textposition": "middle right"}
+    x = [(end + _GAP * most) * factor for end in ends]
+    figure.add_scatter(x=x, y=places, showlegend=False, hoverinfo="skip", **words)
     figure.update_layout(barmode="overlay")
     name_rows(figure, labels)
     figure.update_xaxes(title=text(f"{facet.title} ({unit})"), range=[0, WORDS * most * factor])
@@ -163,10 +199,12 @@ def _strips(name: str, taken: Sequence[Taken]) -> Any:
             marker={"size": 4, "color": COLORS[position % len(COLORS)], "opacity": 0.6},
             hovertemplate=f"%{{x:.4g}} {unit}<extra></extra>",
         )
-        mark = {"mode": "lines", "line": {"color": "black", "width": _LINE}, "hoverinfo": "skip"}
+        look = {"color": "black", "width": _LINE, "dash": "dot" if one.is_dotted else "solid"}
+        mark = {"mode": "lines", "line": look, "hoverinfo": "skip"}
         ends = [position - 0.35, position + 0.35]
         figure.add_scatter(x=[one.time.median.value * factor] * 2, y=ends, showlegend=False, **mark)
     name_rows(figure, [one.name for one in taken])
     prefix = f"{name}: " if name else ""
-    figure.update_xaxes(title=text(f"{prefix}time per call ({unit}), black: median"), rangemode="tozero")
+    meaning = "black: median" + (f"; dotted, ≈: {about}" if (about := dotted(taken)) else "")
+    figure.update_xaxes(title=text(f"{prefix}time per call ({unit}), {meaning}"), rangemode="tozero")
     return laid_out(figure, AROUND + 3 * BAR * len(taken))

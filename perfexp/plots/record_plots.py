@@ -19,13 +19,13 @@ from perfexp.summaries.subject import label, shape, subject, varying
 from perfexp.summaries.wording import (
     ENERGY,
     PEAK_MEMORY,
-    bare_time,
     find_metric,
     interval_of,
+    interval_text,
+    is_narrow,
+    median_text,
     percent,
-    range_text,
     scaling_text,
-    with_width,
 )
 
 #: Fields that make an axis if they vary.
@@ -72,7 +72,7 @@ def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips |
     caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [record]))
     fields, axis = axes_of(table)
     if not axis:
-        where = f"all samples of all times, on {about.device or 'an unknown device'}"
+        where = f"all samples of all times after the warm-up, on {about.device or 'an unknown device'}"
         points = tuple(_strips(record, timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
     named = [Named(label(row.key, [name for name in fields if name not in (axis, "phase")]), row) for row in table]
@@ -96,16 +96,12 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
                 meaning=_MEANINGS.get(name, ""),
                 series=series[row.key, name],
                 time=row.times[name],
-                text=_time_text(row, name),
+                text=median_text(row) if name == row.time_kind else interval_text(row.times[name].median),
+                is_rough=name == row.time_kind and is_narrow(row),
             )
             for name in kinds
         )
         yield label(row.key, fields), tuple(taken)
-
-
-def _time_text(row: Row, name: str) -> str:
-    median = row.times[name].median
-    return with_width(median, bare_time(median), range_text(median))
 
 
 def chart_of(caption: Caption, named: Sequence[Named], axis: str, *, fitted: bool = False) -> Chart:
@@ -124,7 +120,7 @@ def chart_of(caption: Caption, named: Sequence[Named], axis: str, *, fitted: boo
         panels += (_time_panel(prefix, kind, of_phase, where, odd, fitted=fitted) for kind in _kinds(of_phase))
         panels.append(_rate_panel(prefix, of_phase, where, odd, axis))
         for about, metric, unit in _PANELS:
-            if lines := _lines(of_phase, where, partial(_metric, metric)):
+            if lines := _lines(of_phase, where, partial(_metric, metric), partial(_is_estimated, metric)):
                 panels.append(Panel(title=prefix + about, lines=lines, unit=unit, odd=_rings(of_phase, where, odd)))
     gaps = _gaps(named, where)
     is_doubling = axis == "batch_size"
@@ -139,7 +135,7 @@ def _time_panel(
     prefix: str, kind: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], *, fitted: bool
 ) -> Panel:
     of_kind = [entry for entry in named if entry.row.time_kind == kind]
-    lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None)
+    lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None, is_narrow)
     behind = tuple[Line, ...]()
     if kind in DEVICE_TIMES and len(lines) <= _MOST_WITH_LATENCY:
         having = [entry for entry in of_kind if "latency" in entry.row.times]
@@ -154,13 +150,25 @@ def _time_panel(
 
 def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
     lines = _lines(named, where, lambda row: row.samples_per_second)
-    marks = dict[float, str]()
-    if axis == "batch_size" and len(lines) == 1 and len(lines[0].x) >= _LEAST_BATCHES:
-        best = max(y.value for y in lines[0].y)
-        lower = [x for x, y in zip(lines[0].x, lines[0].y, strict=True) if y.value < _KNEE * best]
-        knee = min((x for x in lines[0].x if x > max(lower, default=0)), default=max(lines[0].x))
-        marks = {knee: f"{_KNEE:.0%} of the best rate from batch {knee:g} on".replace("%", " %")}
+    marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
+
+
+def _knee(rates: Line) -> dict[float, str]:
+    """The batch from which on the rate stays near the best one, or the last one if only that is near it.
+
+    None if the rate of the last batch is lower again.
+    """
+    if len(rates.x) < _LEAST_BATCHES:
+        return {}
+    best = max(y.value for y in rates.y)
+    lower = max((x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best), default=0.0)
+    near = [x for x in rates.x if x > lower]
+    if not near:
+        return {}
+    if len(near) == 1:
+        return {near[0]: f"still rising at batch {near[0]:g}, the largest"}
+    return {near[0]: f"{_KNEE:.0%} of the best rate from batch {near[0]:g} on".replace("%", " %")}
 
 
 def _rings(
@@ -227,6 +235,11 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
     return interval_of(metric)
 
 
+def _is_estimated(name: str, row: Row) -> bool:
+    metric = find_metric(row, name)
+    return metric is not None and metric.estimated
+
+
 def _curves(named: Sequence[Named], where: dict[Key, float]) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
     models = [scaling for scaling in scalings([entry.row for entry in named]) if not scaling.doubt]
@@ -268,25 +281,30 @@ def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, d
 
 
 def _lines(
-    named: Iterable[Named], where: dict[Key, float], value: Callable[[Row], estimators.Interval | None]
+    named: Iterable[Named],
+    where: dict[Key, float],
+    value: Callable[[Row], estimators.Interval | None],
+    is_rough: Callable[[Row], bool] = lambda _: False,
 ) -> tuple[Line, ...]:
-    points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
+    points_of: dict[str, list[tuple[float, estimators.Interval, bool]]] = {}
     for entry in named:
         points = points_of.setdefault(entry.name, [])
-        if y := value(entry.row):
-            points.append((where[entry.row.key], y))
+        if known := value(entry.row):
+            points.append((where[entry.row.key], known, is_rough(entry.row)))
     lines = []
     for color, (name, points) in enumerate(points_of.items()):
         if points:
             points.sort(key=lambda point: point[0])
-            lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points), color=color))
+            x, y = tuple(x for x, _, _ in points), tuple(y for _, y, _ in points)
+            rough = frozenset(x for x, _, is_about in points if is_about)
+            lines.append(Line(label=name, x=x, y=y, color=color, rough=rough))
     return tuple(lines)
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """What the values and their marks are, and on which device."""
+    """What the values are, and on which device."""
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    return f"{kinds} per call: medians with their 95 % interval, hollow without one, on {device or 'an unknown device'}"
+    return f"{kinds} per call: medians with their 95 % interval, on {device or 'an unknown device'}"
 
 
 def footer(table: Sequence[Row], records: Sequence[Record]) -> str:

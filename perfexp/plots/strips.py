@@ -7,7 +7,8 @@ from typing import Any
 import numpy
 
 from perfexp.plots.canvas import DARK, caption_of, constrained, matplotlib, plain, style
-from perfexp.plots.chart import COLORS, GREY, Strips, Taken, unit_of
+from perfexp.plots.chart import COLORS, GREY, Strips, Taken, dotted, unit_of
+from perfexp.records.units import format_seconds
 
 #: Heights of a strip, of a panel over time, and of what is around them, in inches.
 _STRIP, _OVER_TIME, _AROUND = 0.75, 1.6, 1.9
@@ -15,6 +16,8 @@ _STRIP, _OVER_TIME, _AROUND = 0.75, 1.6, 1.9
 _MOST_SHOWN = 98.0
 #: Least half-height of the panel over time, in percent of the median.
 _LEAST_PERCENT = 2.0
+#: Limit on the shown end of the warm-up, as a share of the time after it.
+_MOST_WARMUP = 1 / 3
 #: Golden ratio, by which samples are spread over the height of their strip: evenly, and always the same.
 _SPREAD = 0.618034
 
@@ -48,16 +51,15 @@ def _strips(axes: Any, name: str, taken: tuple[Taken, ...]) -> None:
         if median.low is not None and median.high is not None:
             low, high = max(median.low, 0.0) * factor, min(median.high * factor, edge)
             axes.fill_betweenx([position - 0.36, position + 0.36], low, high, color="black", alpha=0.25, linewidth=0)
-        is_hollow = median.low is None
         axes.plot([median.value * factor] * 2, [position - 0.36, position + 0.36], color="black", linewidth=2,
-                  linestyle=":" if is_hollow else "-")  # fmt: skip
+                  linestyle=":" if one.is_dotted else "-")  # fmt: skip
         words = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 12}
         axes.text(1.015, position, plain(one.text), **words)
     axes.set_yticks(range(len(taken)), [f"{one.name}\n{one.meaning}" for one in taken])
     axes.set_ylim(len(taken) - 0.5, -0.5)
     axes.set_xlim(0, edge)
     prefix = f"{plain(name)}: " if name else ""
-    meaning = "black: median (dotted without an interval), shaded: its 95 % interval"
+    meaning = "black: median, shaded: its 95 % interval" + (f"; dotted, ≈: {about}" if (about := dotted(taken)) else "")
     axes.set_xlabel(f"{prefix}time per call ({unit}); {meaning}")
     style(axes, axis="x")
     axes.tick_params(axis="y", labelsize=12, length=0)
@@ -70,20 +72,30 @@ def _over_time(axes: Any, one: Taken) -> None:
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / median - 1) * 100
     most = max(_LEAST_PERCENT, 1.2 * float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN)))
-    shown = numpy.clip(percent, -most, most)
-    axes.plot(seconds[series.warmup :], shown[series.warmup :], ".", color=COLORS[0], markersize=4)
+    start, end = float(seconds[series.warmup - 1]) if series.warmup else 0.0, float(seconds[-1])
+    first = max(0.0, start - _MOST_WARMUP * (end - start))
+    is_warmup = numpy.arange(samples.size) < series.warmup
+    is_shown, is_beyond = seconds >= first, numpy.abs(percent) > most
+    for chosen, color in ((is_warmup, GREY), (~is_warmup, COLORS[0])):
+        inside = chosen & is_shown & ~is_beyond
+        axes.plot(seconds[inside], percent[inside], ".", color=color, markersize=4)
+        for marker, side in (("^", 1), ("v", -1)):
+            beyond = chosen & is_shown & is_beyond & (side * percent > 0)
+            axes.plot(seconds[beyond], [side * most] * int(beyond.sum()), marker, color=color, markersize=5)
     if series.warmup:
-        axes.plot(seconds[: series.warmup], shown[: series.warmup], ".", color=GREY, markersize=4)
-        axes.axvspan(0, seconds[series.warmup - 1], color="#d9d9d9", alpha=0.6, linewidth=0, label="warm-up")
-    for number, start in enumerate(series.blocks[1:]):
+        name = f"end of the\n{format_seconds(start, 2)} warm-up" if first else "warm-up"
+        axes.axvspan(first, start, color="#d9d9d9", alpha=0.6, linewidth=0, label=f"{name},\nnot counted")
+    for number, block in enumerate(series.blocks[1:]):
         label = None if number else "next process"
-        axes.axvline(seconds[start - 1], color=DARK, linewidth=1, linestyle="--", label=label)
+        axes.axvline(seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label=label)
+    if bool((is_shown & is_beyond).any()):
+        axes.plot([], [], "^", color=DARK, markersize=5, label="beyond the axis")
     axes.axhline(0, color="black", linewidth=1)
-    axes.set_ylim(-1.05 * most, 1.05 * most)
-    axes.set_xlim(0, float(seconds[-1]) or None)
+    axes.set_ylim(-1.08 * most, 1.08 * most)
+    axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "median")
     axes.set_xlabel(f"samples of {one.name} against their median, over the seconds that the calls took")
     style(axes)
-    if series.warmup or series.blocks[1:]:
-        axes.legend(fontsize=9, loc="upper right", framealpha=0.9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=9.5, loc="upper left", bbox_to_anchor=(1.005, 1.05), frameon=False)

@@ -17,7 +17,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import digits
 from perfexp.summaries.subject import constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import bare_time, known_or_about
+from perfexp.summaries.wording import bare_time, is_narrow
 
 #: Axes whose values are the groups of bars.
 _MODELS = ("model", "model.name")
@@ -129,9 +129,10 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
             bars.append(Bar(label=name, value=None, text=text))
             continue
         median = run.row.time.median
-        text = known_or_about(median, bare_time(median)) + (_ratio_text(first, run.row) if len(runs) > 1 else "")
         behind = run.row.times["latency"].median if _behind(run) else None
-        bars.append(Bar(label=name, value=median, text=text, behind=behind))
+        bar = Bar(label=name, value=median, text="", is_rough=is_narrow(run.row), behind=behind)
+        ratio = _ratio_text(first, run.row) if len(runs) > 1 else ""
+        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{ratio}"))
     return bars
 
 

@@ -22,6 +22,7 @@ from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
@@ -100,7 +101,7 @@ class Console:
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
         """Print the results of a run, the files in its folder, and the lines that lead to it in the tracking store."""
-        self.results(record)
+        self.results(record, report="report.md" if RunPaths(folder).report.is_file() else "")
         self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
         # a record alone may have been copied to the folder
@@ -122,24 +123,24 @@ class Console:
         else:
             self._line(f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(record)}")
 
-    def results(self, record: Record, *, in_report: bool = False) -> None:
+    def results(self, record: Record, *, report: str = "") -> None:
         """Print the results of a run with its errors, warnings and failures.
 
         Args:
-            in_report: whether the lines are those of report.md, which has the notes and all metrics below them.
+            report: where notes and all metrics are: `report.md`, or `below` in its own lines; empty without that file.
         """
         table = rows(record)
         if self.quiet:
             self._result_lines(table)
         else:
-            self._tables(record, table, in_report=in_report)
+            self._tables(record, table, report)
         diagnostics = raised_diagnostics(record, table)
         for raised in diagnostics:
             if self._verbose or not raised.worst.is_note:
                 self._diagnostics(raised.lines)
         notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
         if notes and not self.quiet and not self._verbose:
-            self._line(f"notes: {', '.join(notes)} ({'below' if in_report else 'report.md'})")
+            self._line(f"notes: {', '.join(notes)} ({report or 'perfexp show DIR -v'})")
         self._section(_NOT_MEASURED, failures(record), style="red")
 
     def show_sweep(
@@ -189,7 +190,7 @@ class Console:
         lines = "\n".join(map(one_line, mask(message).splitlines()))
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
-    def _tables(self, record: Record, rows: Sequence[Row], *, in_report: bool) -> None:
+    def _tables(self, record: Record, rows: Sequence[Row], report: str) -> None:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
@@ -203,7 +204,7 @@ class Console:
         self._section("scaling with the input size", scaling_lines(rows))
         self._section("convolutions", convolutions.sentences(record))
         self._section("ranks", overview.ranks(record))
-        metrics = overview.metrics(record, rows, is_brief=not self._verbose, in_report=in_report)
+        metrics = overview.metrics(record, rows, is_brief=not self._verbose, report=report)
         for title, grid, width in (
             ("across processes", overview.processes(rows), None),
             ("phases", overview.phases(rows), None),

@@ -89,7 +89,7 @@ def report(record: Record, plots: Sequence[str] = ()) -> str:
     _, notes = _diagnostics(record, table)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n\n{escape_markdown(status)}\n",
-        _fenced(lines_of(lambda console: console.results(record, in_report=True))),
+        _fenced(lines_of(lambda console: console.results(record, report="below"))),
         "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots),
         _section("All metrics", _all(others) if others else ""),
         _section("Epochs", trained.markdown() if trained else ""),

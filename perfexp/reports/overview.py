@@ -16,6 +16,7 @@ from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
@@ -76,7 +77,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     others = " and ".join(kind for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [wording.scope(rows), wording.narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
+    notes = [*scope_notes(rows), wording.narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
@@ -101,7 +102,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
     shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
     cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
-    return Grid([*columns, Column("data share", cells)]).without_empty()
+    return Grid([*columns, Column("data share of means", cells)]).without_empty()
 
 
 def epochs(record: Record) -> Grid | None:
@@ -147,12 +148,12 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     return Grid(columns).without_empty()
 
 
-def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_report: bool = False) -> Grid | None:
+def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, report: str = "") -> Grid | None:
     """Return the other metrics; None if there are none but those of the main table.
 
     Args:
         is_brief: whether to leave out details, which a note counts.
-        in_report: whether report.md has them below.
+        report: where all metrics are: `report.md`, or `below` in its own lines; empty without that file.
     """
     every = [
         metric
@@ -184,7 +185,7 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
         scale = wording.percent(max(known))
         notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
     if left_out:
-        where = "below" if in_report else "perfexp show DIR -v, or report.md"
+        where = report if report == "below" else ", or ".join(filter(None, ("perfexp show DIR -v", report)))
         notes.append(f"{units.counted(left_out, 'more metric')}: {where}")
     elif not is_brief:
         notes.append("docs/reference/metrics.md defines each metric")

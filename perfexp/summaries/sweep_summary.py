@@ -14,6 +14,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import constant, label, one_line, subject
 
@@ -109,7 +110,7 @@ def runs(
         Column("remarks", (_remarks(child.status, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
-    notes = [wording.scope(row for table in tables for row in table), wording.narrow_note(singles)]
+    notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles)]
     notes += wording.rate_notes(singles)
     return Grid(columns, list(filter(None, notes))).without_empty()
 

@@ -11,7 +11,7 @@ from perfexp.records.growth import MEGAPIXEL, Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
-from perfexp.statistics import blockwise, estimators, variance
+from perfexp.statistics import blockwise, estimators
 
 #: Metrics with columns of their own.
 PEAK_MEMORY = "memory/peak_bytes"
@@ -57,7 +57,6 @@ _NEGLIGIBLE = 0.005
 TOO_FEW = "too few effective samples"
 #: What the figures of one process leave open.
 ANOTHER_RUN = "another run on this machine may differ by more"
-_TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
@@ -200,44 +199,6 @@ def service_time(row: Row) -> tuple[str, blockwise.Summary] | None:
     return (kind, row.times[kind]) if kind else None
 
 
-def scope(rows: Iterable[Row]) -> str:
-    """Return whom the ± of rows holds for, as a line; empty without a time."""
-    timed = [row for row in rows if row.time]
-    if not timed:
-        return ""
-    if cut := [row for row in timed if row.unfinished]:
-        fewest = min(cut, key=lambda row: row.processes)
-        where = "" if len(cut) == len(timed) else f" at {len(cut)} of {len(timed)} points"
-        planned = fewest.processes + fewest.unfinished
-        few = f"; {_TWO_PROCESSES}" if fewest.processes == 2 else ""
-        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR{few}"
-    alone = [row for row in timed if row.processes == 1]
-    runs, spread = min(row.runs for row in timed), _spread_text(timed)
-    if runs + 1 >= variance.LEAST_RUNS or (runs and alone):
-        earlier = units.counted(runs, "earlier run")
-        processes = f" and its processes{spread}" if spread else ""
-        return f"± this machine: another run of the same command, by {earlier} of it{processes}"
-    if single := [row for row in alone if not row.is_pooled and not row.runs]:
-        host = ", above all in latency and samples/s" if any("device" in row.times for row in single) else ""
-        where = "" if len(single) == len(timed) else f" at {len(single)} of {len(timed)} points"
-        return f"± one process{where}: {ANOTHER_RUN}{host} (replicate=3)"
-    if pooled := [row for row in alone if row.is_pooled]:
-        dates = dict.fromkeys(row.selfcheck for row in pooled)
-        anchors = units.counted(len(timed) - len(alone), "point")
-        sources = [f"of its selfcheck of {date}" if date else f"that measured {anchors}{spread}" for date in dates]
-        return f"± this machine: another run, by the processes {' and those '.join(sources)}"
-    counts = " or ".join(map(str, sorted({row.processes for row in timed})))
-    few = f"; {_TWO_PROCESSES}" if counts == "2" else ""
-    more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
-    return f"± this machine: another run of the same command ({counts} processes{spread}{more}){'' if runs else few}"
-
-
-def _spread_text(rows: Sequence[Row]) -> str:
-    """Return how far the processes of the rows differ (standard deviation), at most over several; empty if unknown."""
-    spreads = [row.spread for row in rows if row.spread is not None]
-    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))}" if spreads else ""
-
-
 def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval:
     """Return a percentile with its interval; the 50th is the median, with the median's interval."""
     return summary.median if number == 50 else summary.percentiles[number]
@@ -297,10 +258,15 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and whether it is proven: `100 %, not verified`; empty without one."""
+    """Return the algorithm coverage, and whether it is proven: `100 %, not verified`; empty without one.
+
+    Records of older versions lack the proof.
+    """
     asked, proven = (find_metric(row, name) for name in (COVERAGE, PROVEN))
-    if asked is None or not asked.value or proven is None or proven.value is None:
+    if asked is None or not asked.value:
         return metric_text(asked)
+    if proven is None or proven.value is None:
+        return f"{metric_text(asked)}, proof not recorded"
     if proven.value == asked.value:
         return f"{metric_text(asked)}, proven"
     return f"{metric_text(asked)}, {f'{metric_text(proven)} proven' if proven.value else 'not verified'}"

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfexp.records.layer_lines import gap_of, name_of, pass_of, seconds_of
 from perfexp.records.record import Point
-from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import one_line
 
 #: Kinds of parts that are not layers.
@@ -211,8 +210,3 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def time_text(layer: Layer) -> str:
-    """The time of a layer with its share of the call: `1.23 ms · 5.3 %`."""
-    return f"{format_seconds(layer.seconds)} · {layer.share * 1e2:.1f} %"

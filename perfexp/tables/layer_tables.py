@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.records import races
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
@@ -18,6 +19,8 @@ from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
 _TOP = 7
+#: Said of layers whose times are left out.
+SHARES_ONLY = "shares only: the layers disagree with the call"
 #: Columns that comparable lines have in common: everything but the algorithm.
 _COMPARABLE = (
     *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
@@ -111,7 +114,12 @@ def representative_point(record: Record) -> Point | None:
 
 def agrees(point: Point) -> bool:
     """Whether the profiled call took as long as the timed one."""
-    return all(doubt.code != "layers_disagree" for doubt in point.doubts)
+    return disagreement(point) is None
+
+
+def disagreement(point: Point) -> Diagnostic | None:
+    """Return the diagnostic by which the layers of a point are shares only; None where their times hold, too."""
+    return next((doubt for doubt in point.doubts if doubt.code == "layers_disagree"), None)
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
@@ -123,17 +131,19 @@ def table(record: Record) -> tuple[str, Grid] | None:
     most, whole = layers[:_TOP], layer_groups.call_seconds(point)
     fields = varying(other.key for other in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
+    times = [format_seconds(layer.share * whole) for layer in most]
     grid = Grid(
         columns=(
             Column(title="share", cells=(f"{layer.share * 1e2:.1f} %" for layer in most)),
-            Column(title="time", cells=(format_seconds(layer.share * whole) for layer in most)),
+            *([Column(title="time", cells=times)] if agrees(point) else []),
             Column(title="pass", cells=(layer.which for layer in most), prose=True),
             Column(title="kind", cells=(layer.kind for layer in most), prose=True),
             Column(title="layer", cells=(layer.label for layer in most), prose=True, is_key=True),
         )
     )
     title = f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included"
-    return f"{title}; 100 % is a call of {format_seconds(whole)}", grid
+    basis = f"100 % is a call of {format_seconds(whole)}" if agrees(point) else SHARES_ONLY
+    return f"{title}; {basis}", grid
 
 
 def points(record: Record) -> Iterator[Point]:

@@ -30,11 +30,17 @@ def test_show_with_v_adds_all_metrics_and_the_text_of_notes(make_record, leave_r
     details = [Metric(name=f"memory/{name}_bytes", value=2.0**30, unit="bytes") for name in ("reserved_peak", "device")]
     record = make_record(metrics=details, doubts=[make("tf32_ceiling", ratio=7.4)])
     folder = leave_run(record, tmp_path)
-    assert commands.run(["show", str(folder)]) == 0
-    brief = capsys.readouterr().out
-    assert "memory/device" not in brief
-    assert "  2 more metrics: perfexp show DIR -v, or report.md\n" in brief
-    assert "notes: tf32_ceiling (report.md)" in brief
+    for report, metrics, notes in (
+        ("", "perfexp show DIR -v", "perfexp show DIR -v"),
+        ("report.md", "perfexp show DIR -v, or report.md", "report.md"),
+    ):
+        if report:
+            (folder / report).write_text("# report")
+        assert commands.run(["show", str(folder)]) == 0
+        brief = capsys.readouterr().out
+        assert "memory/device" not in brief
+        assert f"  2 more metrics: {metrics}\n" in brief
+        assert f"notes: tf32_ceiling ({notes})" in brief
     assert commands.run(["show", "-v", str(folder)]) == 0
     verbose = capsys.readouterr().out
     assert "memory/device" in verbose
@@ -56,6 +62,7 @@ def test_show_writes_a_page_with_the_console_s_lines_and_plots_that_needs_no_net
     record = make_record(sizes=(224, 256), plan={"model": {"name": name}})
     folder, file = leave_run(record, tmp_path / "run"), tmp_path / "page.html"
     assert commands.run(["show", str(folder), "--html", str(file), "--quiet"]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {file}\n")
     page = file.read_text()
     assert "<pre>&lt;script&gt;alert(1)&lt;/script&gt; · default" in page
     assert name not in page
@@ -63,6 +70,14 @@ def test_show_writes_a_page_with_the_console_s_lines_and_plots_that_needs_no_net
     assert 'src="http' not in page
     assert commands.run(["show", str(folder), "--html", str(file)]) == 2
     assert "--force" in capsys.readouterr().err
+
+
+def test_the_path_of_a_page_does_not_disturb_json(make_record, leave_run, tmp_path, capsys):
+    folder, file = leave_run(make_record(sizes=(224,)), tmp_path / "run"), tmp_path / "page.html"
+    assert commands.run(["show", str(folder), "--html", str(file), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["runs"]
+    assert printed.err == f"wrote {file}\n"
 
 
 def test_show_of_something_else_is_an_error(tmp_path, capsys):

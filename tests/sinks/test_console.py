@@ -178,7 +178,7 @@ def test_only_what_varies_has_a_column(build: Builder) -> None:
 
 def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> None:
     text = shown(build, build.training())
-    assert re.search(r"data +forward +loss +backward +optimizer +data share", text)
+    assert re.search(r"data +forward +loss +backward +optimizer +data share of means", text)
     assert "≈ 12.5 s" in text
     assert "accuracy: the labels are random" in text
 
@@ -253,9 +253,9 @@ def test_errors_are_printed_before_warnings_and_notes_by_their_codes(build: Buil
         "error: 224 · batch 1: about meter_stuck (meter_stuck)",
         "warning: 224 · batch 1: about busy_host (busy_host)",
     ]
-    assert text.splitlines()[-3:-2] == ["notes: too_few_samples (report.md)"]
+    assert text.splitlines()[-3:-2] == ["notes: too_few_samples (perfexp show DIR -v)"]
     assert "too_few_samples" not in shown(build, point, quiet=True)
-    in_report = lines_of(lambda console: console.results(build.record(point), in_report=True))
+    in_report = lines_of(lambda console: console.results(build.record(point), report="below"))
     assert in_report[-1] == "notes: too_few_samples (below)"
 
 
@@ -347,8 +347,8 @@ def test_other_metrics_are_narrow_tables_even_in_a_pipe_and_without_details(buil
     lines = text.partition("other metrics\n")[2].partition("files\n")[0].splitlines()
     assert max(map(len, lines)) <= 80
     assert [text.count(f"group{number}/") for number in range(12)] == [1] * 12
-    assert lines[-1] == "  1 more metric: perfexp show DIR -v, or report.md"
-    assert "  1 more metric: below" in lines_of(lambda plain: plain.results(build.record(*points), in_report=True))
+    assert lines[-1] == "  1 more metric: perfexp show DIR -v"
+    assert "  1 more metric: below" in lines_of(lambda plain: plain.results(build.record(*points), report="below"))
     assert "work/bytes_min" not in text
     assert "work/bytes_min" in shown(build, *points, verbose=True)
 

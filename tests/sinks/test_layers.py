@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -120,6 +121,27 @@ def test_the_layers_of_a_call_are_drawn(record: Record) -> None:
     assert png is not None
     assert struct.unpack(">II", png[16:24])[0] == 1200
     assert png == layer_plot.draw(record)
+
+
+def test_layers_that_disagree_with_the_call_are_shares_without_times(record: Record, build: Builder) -> None:
+    point = record.points[-1]
+    message = "a call takes 5 ms with stamps, 4 ms without profiling (+25.0%, tolerated ±2%); 0% of it are gaps"
+    point.doubts.append(Diagnostic(code="layers_disagree", message=message, help="read the layers as shares"))
+    words = layer_plot.caption(record, point)
+    assert words.title.endswith("shares only: the layers disagree with the call")
+    assert "(+25.0%, tolerated ±2%), on " in words.subtitle
+    assert words.subtitle.endswith("read the layers as shares")
+    figure = layer_plot.compose(record, point)
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    texts += [axes.get_xlabel() for axes in figure.axes]
+    assert not any(re.search(r"\d [mµ]?s\b|\([mµ]?s\)", text) for text in texts)
+    table = layer_tables.table(record)
+    assert table is not None
+    assert table[0].endswith("shares only: the layers disagree with the call")
+    assert "time" not in [column.title for column in table[1].columns]
+    page = report_page.of_run(record, []).decode()
+    assert "<h2>Layers, shares only: the layers disagree with the call</h2>" in page
+    assert "by kind (% of the call)" in page
 
 
 def blocks(build: Builder, closure: float | None = None, method: str = "queue") -> Point:

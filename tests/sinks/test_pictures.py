@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import warnings
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 from builders import Builder
 
-from perfexp.plots import drawing, record_plots, report_page, sweep_plots
-from perfexp.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, unit_of
-from perfexp.records.record import Metric
+from perfexp.plots import drawing, record_plots, report_page, strips, sweep_plots
+from perfexp.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, dotted, unit_of
+from perfexp.plots.plotly_figures import of_plot
+from perfexp.records.record import Metric, Point, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
+from perfexp.summaries.wording import is_narrow
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -118,7 +122,129 @@ def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builde
     seconds = {4: 4 / 50, 8: 8 / 100, 16: 16 / 70, 32: 32 / 105}
     plot = record_plots.plot(build.record(*(build.point(time, batch=batch) for batch, time in seconds.items())))
     assert isinstance(plot, Chart)
-    assert list(plot.panels[1].marks) == [32.0]
+    assert plot.panels[1].marks == {32.0: "still rising at batch 32, the largest"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "marks"),
+    [
+        ((50, 80, 95, 100), {16: "90 % of the best rate from batch 16 on"}),
+        ((50, 80, 100, 120), {32: "still rising at batch 32, the largest"}),
+        ((50, 100, 80, 70), {}),
+    ],
+)
+def test_a_rate_that_rises_up_to_the_largest_batch_has_no_knee(
+    build: Builder, rates: tuple[int, ...], marks: dict[int, str]
+) -> None:
+    points = [build.point(batch / rate, batch=batch) for batch, rate in zip((4, 8, 16, 32), rates, strict=True)]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    assert plot.panels[1].marks == marks
+    assert size_of(drawing.draw(plot))[0] == 1200
+
+
+def rough(build: Builder, n: int, **key: Any) -> Point:
+    """A point of which the console writes ≈: its interval may be too narrow, and with 3 samples it has none."""
+    point = build.point(n=n, noise=0.002, **key)
+    point.series[0].stop = Stop(reason="max_seconds", target=0.001, achieved=0.002)
+    return point
+
+
+@pytest.mark.parametrize(
+    ("n", "meaning"),
+    [
+        ((80, 80), ""),
+        ((80, 12), "interval that may be too narrow"),
+        ((80, 3), "no interval"),
+        ((3, 12), "no interval, or one that may be too narrow"),
+    ],
+)
+def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
+    build: Builder, n: tuple[int, ...], meaning: str
+) -> None:
+    points = [rough(build, count, batch=batch) for batch, count in zip((1, 2), n, strict=True)]
+    record = build.record(*points)
+    is_rough = [is_narrow(row) or row.time is None or row.time.median.low is None for row in rows(record)]
+    assert is_rough == [count < 80 for count in n]
+    plot = record_plots.plot(record)
+    assert isinstance(plot, Chart)
+    assert plot.panels[0].hollow(plot.panels[0].lines[0]) == is_rough
+    runs = [[points[0]], [rough(build, n[1])]]
+    bars = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs]))
+    assert isinstance(bars, Bars)
+    known = bars.facets[0].groups[""]
+    assert sorted(bar.is_hollow for bar in known) == sorted(is_rough)
+    assert all(bar.text.startswith("≈ ") is bar.is_hollow for bar in known)
+    for either in (plot, bars):
+        assert either.hollow == meaning
+        assert size_of(drawing.draw(either))[0] == 1200
+        names = [trace.name for figure in of_plot(either) for trace in figure.data if trace.name]
+        assert [name for name in names if "≈" in name] == ([f"≈ {meaning}"] if meaning else [])
+
+
+@pytest.mark.parametrize(("n", "text"), [(12, "≈ 62"), (3, "62"), (80, "62")])
+def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(build: Builder, n: int, text: str) -> None:
+    plot = record_plots.plot(build.record(rough(build, n)))
+    assert isinstance(plot, Strips)
+    [(_, taken)] = plot.points
+    assert taken[0].text.startswith(text)
+    assert taken[0].is_dotted is (n < 80)
+    assert (dotted(taken) == "") is (n == 80)
+    assert size_of(drawing.draw(plot))[0] == 1200
+
+
+def test_a_long_warm_up_leaves_the_axis_to_the_samples_after_it(build: Builder) -> None:
+    point = build.point(0.1, n=10)
+    point.series[0].samples[:10] = [1.0] * 10
+    plot = record_plots.plot(build.record(point))
+    assert isinstance(plot, Strips)
+    axes = strips.compose(plot).axes[1]
+    start, end = axes.get_xlim()
+    assert 9.6 < start < 10 < end < 11.1
+    labels = [entry.get_text().replace("\n", " ") for entry in axes.get_legend().get_texts()]
+    assert labels[0] == "end of the 10 s warm-up, not counted"
+
+
+def test_samples_beyond_the_axis_are_marked_as_such(build: Builder) -> None:
+    point = build.point(0.1)
+    point.series[0].samples[40] = 1.0
+    plot = record_plots.plot(build.record(point))
+    assert isinstance(plot, Strips)
+    axes = strips.compose(plot).axes[1]
+    assert "beyond the axis" in [entry.get_text() for entry in axes.get_legend().get_texts()]
+    assert axes.get_ylim()[1] < 100
+
+
+def test_no_legend_covers_data(build: Builder) -> None:
+    points = [build.point(size=size, kinds=("device", "latency")) for size in range(224, 513, 32)]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    figure = drawing.compose(plot)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        if legend := axes.get_legend():
+            assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_lines_have_the_same_look_in_all_panels(build: Builder) -> None:
+    points = [
+        build.point(size=size, batch=batch, kinds=("device", "latency")) for size in (224, 256) for batch in (1, 2)
+    ]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    looks = [
+        {(line.get_color(), line.get_marker()) for line in axes.get_lines() if line.get_marker() in "os^Dv"}
+        for axes in drawing.compose(plot).axes
+    ]
+    assert looks[0] == looks[1] == looks[2]
+
+
+def test_the_words_of_a_mark_lie_inside_the_axes_of_the_page(build: Builder) -> None:
+    """On a logarithmic axis plotly takes the logarithm as the place of words."""
+    plot = record_plots.plot(build.batches())
+    assert plot is not None
+    [figure] = of_plot(plot)
+    assert [one.x for one in figure.layout.annotations] == [pytest.approx(math.log10(16))]
 
 
 def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
@@ -131,10 +257,7 @@ def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build:
     plot = record_plots.plot(build.sizes())
     assert plot is not None
     assert plot.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2 · batch 1"
-    assert (
-        plot.caption.subtitle
-        == "latency per call: medians with their 95 % interval, hollow without one, on Example CPU @ 2.00GHz"
-    )
+    assert plot.caption.subtitle == "latency per call: medians with their 95 % interval, on Example CPU @ 2.00GHz"
     assert plot.caption.footer == "warnings: busy_host"
 
 

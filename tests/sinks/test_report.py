@@ -27,7 +27,7 @@ def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Bui
 def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
     text = markdown.markdown(build.record(build.training()))
     assert "| size | batch | data | forward | loss | backward |" in text
-    assert "| size | batch | optimizer | data share |" in text
+    assert "| size | batch | optimizer | data share of means |" in text
     assert "| 10 % |" in text
     assert "accuracy: the labels are random" in text
 
@@ -211,7 +211,7 @@ def test_the_report_begins_with_the_lines_of_the_console_and_embeds_the_plots(bu
     record = build.record(build.point(), build.first_prediction())
     text = markdown.report(record, ["time.png", "a b.png"])
     fenced = text.partition("```text\n")[2].partition("\n```\n")
-    assert fenced[0].splitlines() == lines_of(lambda console: console.results(record, in_report=True))
+    assert fenced[0].splitlines() == lines_of(lambda console: console.results(record, report="below"))
     assert "224 · batch 1 on Example CPU" in fenced[0]
     assert max(map(len, fenced[0].splitlines())) <= 100
     assert fenced[2].startswith("\n![time](time.png)\n![a b](a%20b.png)\n")

@@ -50,6 +50,14 @@ def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> 
     assert "algorithm coverage" not in [column.title for column in nothing_asked.columns]
 
 
+def test_a_coverage_without_a_proof_in_its_record_says_so(build: Builder) -> None:
+    """Versions before the proof of algorithms recorded the coverage alone."""
+    points = [build.point(metrics=[Metric(name="algorithm/flops_share", value=share, unit="1")]) for share in (1, 0)]
+    grid = sweep_summary.runs(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [[one] for one in points]))
+    cells = {column.title: column.cells for column in grid.columns}
+    assert cells["algorithm coverage"] == ("100 %, proof not recorded", "0.0 %")
+
+
 def test_processes_that_measured_one_point_say_its_time_together(build: Builder) -> None:
     axes = [{"model": "alexnet"}, {"model": "resnet18"}]
     processes = [build.point(seconds, replicate=index, noise=0) for index, seconds in enumerate((0.01, 0.0101, 0.0102))]

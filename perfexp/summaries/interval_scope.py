@@ -1,0 +1,91 @@
+"""Interval scope: whom the ± of a table holds for, this machine or one process, as notes below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from perfexp.records import units
+from perfexp.records.summary import Row
+from perfexp.statistics import variance
+from perfexp.summaries.wording import ANOTHER_RUN, percent
+
+_TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
+
+
+def scope_notes(rows: Iterable[Row]) -> list[str]:
+    """Return whom the ± of rows holds for: a line for each kind of row, which counts its rows if there are others."""
+    timed = [row for row in rows if row.time and (row.time.median.low is not None or _has_rate_interval(row))]
+    kinds: dict[Callable[[Sequence[Row], str], str], list[Row]] = {kind: [] for kind in _SCOPES}
+    for row in timed:
+        kinds[_scope_of(row)].append(row)
+    if kinds[_of_points]:  # the points of several processes by which the others were widened
+        kinds[_of_points] += kinds.pop(_of_processes)
+    several = len(list(filter(None, kinds.values()))) > 1
+    return [
+        text(of_kind, f" at {len(of_kind)} of {len(timed)} points" if several else "")
+        for text, of_kind in kinds.items()
+        if of_kind
+    ]
+
+
+def _has_rate_interval(row: Row) -> bool:
+    rate = row.samples_per_second
+    return rate is not None and rate.low is not None
+
+
+def _scope_of(row: Row) -> Callable[[Sequence[Row], str], str]:
+    """The words for whom the ± of a row holds for."""
+    if row.unfinished:
+        return _of_unfinished
+    if row.runs + 1 >= variance.LEAST_RUNS or (row.runs and row.processes == 1):
+        return _of_runs
+    if row.processes > 1:
+        return _of_processes
+    if not row.is_pooled:
+        return _of_one_process
+    return _of_selfcheck if row.selfcheck else _of_points
+
+
+def _of_unfinished(rows: Sequence[Row], where: str) -> str:
+    fewest = min(rows, key=lambda row: row.processes)
+    few = f"; {_TWO_PROCESSES}" if fewest.processes == 2 else ""
+    planned = fewest.processes + fewest.unfinished
+    return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR{few}"
+
+
+def _of_one_process(rows: Sequence[Row], where: str) -> str:
+    host = ", above all in latency and samples/s" if any("device" in row.times for row in rows) else ""
+    return f"± one process{where}: {ANOTHER_RUN}{host} (replicate=3)"
+
+
+def _of_runs(rows: Sequence[Row], where: str) -> str:
+    earlier, spread = units.counted(min(row.runs for row in rows), "earlier run"), _spread_text(rows)
+    processes = f" and its processes{spread}" if spread else ""
+    return f"± this machine{where}: another run of the same command, by {earlier} of it{processes}"
+
+
+def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
+    return f"± this machine{where}: another run, by the processes of its selfcheck of {rows[0].selfcheck}"
+
+
+def _of_points(rows: Sequence[Row], where: str) -> str:
+    anchors = units.counted(sum(row.processes > 1 for row in rows), "point")
+    return f"± this machine{where}: another run, by the processes that measured {anchors}{_spread_text(rows)}"
+
+
+def _of_processes(rows: Sequence[Row], where: str) -> str:
+    counts = " or ".join(map(str, sorted({row.processes for row in rows})))
+    runs = min(row.runs for row in rows)
+    few = f"; {_TWO_PROCESSES}" if counts == "2" and not runs else ""
+    more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
+    return f"± this machine{where}: another run of the same command ({counts} processes{_spread_text(rows)}{more}){few}"
+
+
+#: Whom intervals hold for, the least first.
+_SCOPES = (_of_unfinished, _of_one_process, _of_runs, _of_selfcheck, _of_points, _of_processes)
+
+
+def _spread_text(rows: Sequence[Row]) -> str:
+    """Return how far the processes of the rows differ (standard deviation), at most over several; empty if unknown."""
+    spreads = [row.spread for row in rows if row.spread is not None]
+    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))}" if spreads else ""
