@@ -237,9 +237,10 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     assert [row.time.median.relative_half_width > 0.2 for row in rows] == [False, False, True]
     between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
-    text = wording.scope(rows)
-    assert text.startswith("± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %")
-    assert text.endswith("and those of its selfcheck of 2026-01-01")
+    assert scope_notes(rows) == [
+        "± this machine at 1 of 3 points: another run, by the processes of its selfcheck of 2026-01-01",
+        "± this machine at 2 of 3 points: another run, by the processes that measured 1 point, which differ by 1.0 %",
+    ]
 
 
 @pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0, 0.0)])
