@@ -16,7 +16,7 @@ from perfexp.modes import Step
 from perfexp.probes import ProbeContext, timing, work_rates
 from perfexp.ranks import joint
 from perfexp.records import diagnostics
-from perfexp.records.record import Key, Point
+from perfexp.records.record import Key, Metric, Point
 
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
@@ -45,6 +45,9 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     if procedure.group.size > 1:  # from here on the ranks' weights differ
         bursts = partial(joint.measure, point, step, procedure.group, compares_alone=procedure.compares_alone)
         procedure.run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
+    elif procedure.compares_alone:
+        reason = "this is one device alone"
+        point.metrics.append(Metric(name="ranks/scaling_efficiency", value=None, unit="1", reason=reason))
     procedure.run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
     add_graph_time(procedure, point, step, batches)
     if procedure.energy is not None:

@@ -75,7 +75,7 @@ class Procedure:
         ceilings: highest rates that the device reached (probes.ceilings), or None.
         seed: seed of data and shuffling.
         group: all ranks; this one measures.
-        compares_alone: whether several ranks are compared with one (probes.scaling).
+        compares_alone: whether ranks are compared with one alone (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         trained_weights: file of weights that inference is measured with; None for those that were loaded.
         turn: context in which no other run of a sweep uses the host.

@@ -137,8 +137,6 @@ def _check_ranks(plan: config.Plan) -> None:
     if plan.ranks == 1:
         if plan.gpu.get("port") is not None:
             raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out.")
-        if plan.probes.scaling:
-            raise UserError("probes.scaling=true compares several devices with one: set gpu.count=N.")
         return
     port = plan.gpu.get("port")
     most = 65535 if plan.nodes == 1 else 65534  # several nodes use the next one, too

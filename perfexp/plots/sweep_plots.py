@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from perfexp.plots import scaling_plot
 from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
 from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
 from perfexp.records import units
@@ -42,7 +43,7 @@ class _Run(NamedTuple):
 
 
 def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
-    """Return the plot of a sweep: lines over the first axis that is a number, otherwise bars; None for none."""
+    """Return the plot of a sweep: lines over sizes, batches or numbers of devices, otherwise bars; None for none."""
     runs = [
         _Run(child, row) for child, record in paired(sweep, records) for row in (rows(record) if record else [None])
     ]
@@ -59,6 +60,9 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     if axis:
         named = [Named(_label(child.axes, row.key, fields, axis), row) for child, row in runs if row]
         return chart_of(caption, named, axis)
+    if len({run.child.axes.get(scaling_plot.COUNT) for run in runs}) > 1:
+        words = f"samples/s of all devices with their 95 % interval, on {device or 'unknown devices'}"
+        return scaling_plot.plot(replace(caption, subtitle=words), [_sharing(run, fields) for run in runs])
     facets = tuple(_facets(runs))
     if any(bar.text.endswith("×") for facet in facets for group in facet.groups.values() for bar in group):
         caption = replace(
@@ -66,6 +70,15 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
             subtitle=f"{caption.subtitle}; {_RATIO}",
         )
     return Bars(caption=caption, facets=facets)
+
+
+def _sharing(run: _Run, fields: Sequence[str]) -> scaling_plot.Sharing:
+    """A run of a sweep over numbers of devices; a failed one has the phase of no panel."""
+    axes = {name: value for name, value in run.child.axes.items() if name != scaling_plot.COUNT}
+    name = _label(axes, run.row.key, fields, "") if run.row else " · ".join(_axis_text(*axis) for axis in axes.items())
+    status = run.row.status if run.row else run.child.status
+    devices = int(run.child.axes[scaling_plot.COUNT])
+    return scaling_plot.Sharing(name, devices, run.row.key.phase if run.row else "", run.row, status.value)
 
 
 def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:

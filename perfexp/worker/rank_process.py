@@ -78,7 +78,7 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
             of_devices = msgspec.convert([report["doubts"] for report in reports], list[list[Diagnostic]])
             doubts = [*_of_all(of_devices, facts["devices"]), *_unlike([report["host"] for report in reports])]
             bench.write_environment(doubts, ranks=facts)
-            procedure.group, procedure.compares_alone = leader, bench.plan.probes.scaling
+            procedure.group = leader
             if bench.plan.probes.energy:
                 procedure.energy = bench.energy_of(together([device.meters() for device in _distinct(devices)]))
             leader.works_with(member)

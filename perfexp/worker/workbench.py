@@ -188,6 +188,7 @@ class Workbench:
                 "reads_load": plan.probes.loaded_clock,
                 "counts_work": plan.probes.work,
                 "checks_outputs": plan.probes.correctness,
+                "compares_alone": plan.probes.scaling,
                 "peaks": sheet_peaks(plan, self.device),
                 "seed": plan.seed,
                 "turn": self.turn,

@@ -257,7 +257,6 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by
         (["gpu.count=2", "epochs=1", "data.num_samples=8"], "epochs=1 is for one device"),
         (["gpu.count=2", "probes.layers=true"], "probes.layers=true is for one device"),
         (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
-        (["gpu.count=1", "probes.scaling=true"], "compares several devices with one"),
         (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: set a port"),
         (["gpu.nodes=0"], "gpu.nodes=0: set a number of nodes"),
         (["gpu.count=1", "gpu.nodes=2", "probes.energy=true"], "probes.energy=true is for one node"),

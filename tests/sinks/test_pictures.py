@@ -302,13 +302,33 @@ def test_ratios_of_overlapping_intervals_are_approximate(build: Builder) -> None
     assert any("· ≈ " in bar.text for bar in plot.facets[0].groups[""])
 
 
+def test_devices_that_share_a_batch_each_are_a_curve_of_their_rate(build: Builder) -> None:
+    """Twice the devices with twice the samples in 1.25 times the time; two models, of which one fails once."""
+    axes = [{"model": model, "gpu.count": count} for model in ("a", "b") for count in ("1", "2", "4")]
+    seconds = (0.1, 0.1, 0.125, 0.2, 0.2, 0.2)
+    points = [
+        [build.point(each, noise=0.0, facts={"world_size": int(axis["gpu.count"])})]
+        for each, axis in zip(seconds, axes, strict=True)
+    ]
+    points[4] = [build.failed()]
+    plot = sweep_plots.plot(*build.sweep(axes, points))
+    assert isinstance(plot, Chart)
+    [panel] = plot.panels
+    assert [(line.label, line.x) for line in panel.lines] == [("a", (1, 2, 4)), ("b", (1, 4))]
+    assert [y.value for y in panel.lines[0].y] == pytest.approx([10, 20, 32])
+    assert [(curve.x[-1], curve.y[-1] / curve.y[0]) for curve in panel.curves] == [(4, 4), (4, 4)]
+    assert plot.gaps == {2: "b: oom"}
+    assert plot.ticks == {1: "1", 2: "2", 4: "4"}
+    assert drawing.draw(plot).startswith(b"\x89PNG")
+
+
 def test_a_sweep_never_mixes_two_kinds_of_time(build: Builder) -> None:
-    axes = [{"gpu.count": "1"}, {"gpu.count": "2"}]
+    axes = [{"execution": "eager"}, {"execution": "compile"}]
     both, one = build.point(0.02, kinds=("device", "latency")), build.point(0.1)
     plot = sweep_plots.plot(*build.sweep(axes, [[both], [one]]))
     assert isinstance(plot, Bars)
     bars = plot.facets[0].groups[""]
-    assert [bar.label for bar in bars] == ["count=1", "count=2"]
+    assert [bar.label for bar in bars] == ["eager", "compile"]
     assert [bar.value.value for bar in bars if bar.value] == pytest.approx([0.04, 0.1], rel=0.01)
     assert plot.caption.subtitle.startswith("latency per call")
 
