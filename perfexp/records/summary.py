@@ -18,7 +18,7 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_rates
+from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
 from perfexp.records.record import (
     EarlierTime,
     Key,
@@ -202,7 +202,7 @@ def row(
     """The figures of one point with the requested percentiles, in percent.
 
     Args:
-        points: results of the processes that measured it; figures other than times are those of the first one.
+        points: results of the processes that measured it, whose figures `pooled_metrics` combines.
         earlier: times of the point in earlier runs of the same command, by name.
     """
     first = points[0]
@@ -244,7 +244,7 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
-        metrics=pooled_rates(first, times, kind),
+        metrics=pooled_metrics(points, times, kind),
         doubts=tuple(doubts),
     )
 

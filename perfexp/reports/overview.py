@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from perfexp.records import units
+from perfexp.records import races, units
 from perfexp.records.point_times import GRAPH
+from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
@@ -173,8 +174,7 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
         return None
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
-    if any(row.processes > 1 and _has_speedups(row) for row in rows):
-        notes.append("speedups are of the first process, ± of its calls: another one may choose other algorithms")
+    notes += _speedups_of_the_first(record, rows, others)
     if any(map(_is_gain_on_the_device, rows)):
         notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
     if any(metric.estimated for metric in others):
@@ -213,8 +213,20 @@ def _is_gain_on_the_device(row: Row) -> bool:
     return is_idle and _has_speedups(row)
 
 
+def _speedups_of_the_first(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
+    """Which speedups beside times of several processes are of one process only."""
+    names = {metric.name for metric in shown if races.is_speedup(metric.name)}
+    groups = by_point(record)
+    several = [(groups[row.key], metric.name) for row in rows if row.processes > 1 for metric in row.metrics]
+    pooled = [pooled_speedup(points, name) for points, name in several if name in names]
+    if all(pooled):
+        return []
+    but = ", but for the promised ones," if any(pooled) else ""
+    return [f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms"]
+
+
 def _has_speedups(row: Row) -> bool:
-    return any("speedup" in metric.name for metric in row.metrics)
+    return any(races.is_speedup(metric.name) for metric in row.metrics)
 
 
 def _metric_text(row: Row, name: str) -> str:
