@@ -114,6 +114,11 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
         notes.append("p95 is the mean of the processes' own; perfexp show has the p95 of all their calls together")
+    if any(pair.measure == "energy" for pair in pairs):
+        notes.append(
+            "energy is energy/per_image of perfexp show: of a loop of calls back to back, in which a device may wait "
+            "for the host"
+        )
     return notes
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 
-from perfexp.records import races, units
+from perfexp.records import units
 from perfexp.records.point_times import GRAPH
-from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
-from perfexp.summaries import wording
+from perfexp.summaries import metric_notes, wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
@@ -163,7 +162,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
     ]
     others = [metric for metric in every if not (is_brief and metric.name.startswith(_DETAILS))]
     left_out = len({metric.name for metric in every} - {metric.name for metric in others})
-    titles = {metric.name: wording.metric_title(metric) for metric in others if metric.value is not None}
+    kinds = wording.time_kinds(rows)
+    titles = {metric.name: wording.metric_title(metric, kinds) for metric in others if metric.value is not None}
     having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
     columns = [
         Column(title, [_metric_text(row, name) for row in having], rank=rank)
@@ -172,17 +172,13 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, in_r
     notes = _reasons(rows, {metric.name for metric in others})
     if not columns and not notes and not left_out:
         return None
+    notes += metric_notes.peaks(rows, others)
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
-    notes += _speedups_of_the_first(record, rows, others)
-    if any(map(_is_gain_on_the_device, rows)):
-        notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
+    notes += metric_notes.speedups(record, rows, others)
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
-    scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
-    if known := [scale for scale in scales if scale is not None]:
-        scale = wording.percent(max(known))
-        notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
+    notes += metric_notes.energies(rows, others)
     if left_out:
         where = "below" if in_report else "perfexp show DIR -v, or report.md"
         notes.append(f"{units.counted(left_out, 'more metric')}: {where}")
@@ -205,28 +201,6 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
         where = f" at {count} of {points[name]} points" if count < points[name] else ""
         found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
     return found
-
-
-def _is_gain_on_the_device(row: Row) -> bool:
-    """Whether a row has speedups of a device that its loop leaves idle."""
-    is_idle = any(diagnostic.code in ("launch_bound", "device_idle") for diagnostic in row.doubts)
-    return is_idle and _has_speedups(row)
-
-
-def _speedups_of_the_first(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
-    """Which speedups beside times of several processes are of one process only."""
-    names = {metric.name for metric in shown if races.is_speedup(metric.name)}
-    groups = by_point(record)
-    several = [(groups[row.key], metric.name) for row in rows if row.processes > 1 for metric in row.metrics]
-    pooled = [pooled_speedup(points, name) for points, name in several if name in names]
-    if all(pooled):
-        return []
-    but = ", but for the promised ones," if any(pooled) else ""
-    return [f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms"]
-
-
-def _has_speedups(row: Row) -> bool:
-    return any(races.is_speedup(metric.name) for metric in row.metrics)
 
 
 def _metric_text(row: Row, name: str) -> str:
