@@ -52,6 +52,7 @@ class Row:
         times: statistics of every measured time over all processes, by name, in seconds per call.
         processes: number of processes behind `time`.
         unfinished: number of further processes that were interrupted before they had measured the point.
+        in_turn: whether the processes took turns with those of another run (`perfexp ab`).
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
@@ -71,6 +72,7 @@ class Row:
     processes: int
     spread: float | None
     unfinished: int = 0
+    in_turn: bool = False
     is_pooled: bool = False
     runs: int = 0
     selfcheck: str | None = None
@@ -125,7 +127,8 @@ def _rows(record: Record) -> list[Row]:
     if record.selfcheck and not components:
         components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
     known = [_widened(each, components, selfcheck) for each in known]
-    known = [replace(each, unfinished=unfinished[each.key]) for each in known]
+    in_turn = record.sweep is not None and record.sweep.level is not None
+    known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 

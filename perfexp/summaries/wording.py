@@ -210,7 +210,8 @@ def scope(rows: Iterable[Row]) -> str:
         where = "" if len(cut) == len(timed) else f" at {len(cut)} of {len(timed)} points"
         planned = fewest.processes + fewest.unfinished
         few = f"; {_TWO_PROCESSES}" if fewest.processes == 2 else ""
-        return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR{few}"
+        again = "repeat perfexp ab with output_dir=DIR to continue" if fewest.in_turn else "continue with resume=DIR"
+        return f"± {fewest.processes} of {planned} processes{where}: {again}{few}"
     alone = [row for row in timed if row.processes == 1]
     runs, spread = min(row.runs for row in timed), _spread_text(timed)
     if runs + 1 >= variance.LEAST_RUNS or (runs and alone):

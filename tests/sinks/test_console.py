@@ -12,7 +12,7 @@ from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
@@ -143,6 +143,20 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
         "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
         "(23 % to 48 % over all) (launch_bound)" in text.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("sweep", "again"),
+    [
+        (None, "continue with resume=DIR"),
+        (SweepMembership(uid="a", job=0), "continue with resume=DIR"),
+        (SweepMembership(uid="a", job=0, level=0.0), "repeat perfexp ab with output_dir=DIR to continue"),
+    ],
+)
+def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: SweepMembership | None, again: str) -> None:
+    points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
+    record = msgspec.structs.replace(build.record(*points), sweep=sweep)
+    assert f"  ± 1 of 2 processes: {again}" in lines_of(lambda console: console.results(record))
 
 
 def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) -> None:
