@@ -400,9 +400,14 @@ def _usage(name: str, command: Any) -> str:
 
 
 def _metavar(argument: Any) -> str:
-    text = (argument.metavar or argument.name.upper()).strip("[]{}")
+    text = _bare(argument)
     text = text if argument.required else f"[{text}]"
     return f"{text}..." if argument.nargs == -1 else text
+
+
+def _bare(argument: Any) -> str:
+    """The name of an argument, without brackets around the whole of it."""
+    return re.sub(r"^[\[{]([^\]}]*)[\]}]$", r"\1", argument.metavar or argument.name.upper())
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -411,7 +416,7 @@ def _paragraphs(text: str) -> list[str]:
 
 def _parameter(each: Any) -> tuple[str, str, str]:
     if each.param_type_name == "argument":
-        shown = f"`{(each.metavar or each.name.upper()).strip('[]{}')}`"
+        shown = f"`{_bare(each)}`"
     else:
         value = "" if each.is_flag else f" {each.metavar or each.name.upper()}"
         shown = (
