@@ -69,7 +69,7 @@ def _finished(points: Sequence[Point]) -> list[Point]:
 
 
 def _speedup(point: Point, name: str) -> Interval | None:
-    """A speedup of one process. What its own races promise needs no metric; a cached race is another process's."""
+    """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
     if name.startswith(races.PROMISED):
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)

@@ -1,4 +1,4 @@
-"""Metric notes: what the figures beside the times refer to, as lines below their table."""
+"""Metric notes: the peaks, paces and processes of the figures beside the times, as lines below their table."""
 
 from __future__ import annotations
 
