@@ -357,7 +357,7 @@ Measure. Overrides choose options of groups and set keys; see [Configuration key
 | Flag | Meaning |
 |---|---|
 | `-m` | Sweep: comma-separated values make one run for each combination. |
-| `--dry-run` | Print what would be measured, an estimate of the time, and the folder; measure nothing. |
+| `--dry-run` | Print what would be measured, an estimate of the time, and the folder; warn of a missing meter. |
 | `--config-dir DIR` | Add options of your own. |
 | `--overwrite` | Replace the results in `output_dir`. |
 | `resume=DIR` | Continue the run or the sweep in a folder. |
