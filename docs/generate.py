@@ -357,7 +357,7 @@ Measure. Overrides choose options of groups and set keys; see [Configuration key
 | Flag | Meaning |
 |---|---|
 | `-m` | Sweep: comma-separated values make one run for each combination. |
-| `--dry-run` | Print what would be measured, an estimate of the time, and the folder; measure nothing. |
+| `--dry-run` | Print what would be measured, an estimate of the time, and the folder; warn of a missing meter. |
 | `--config-dir DIR` | Add options of your own. |
 | `--overwrite` | Replace the results in `output_dir`. |
 | `resume=DIR` | Continue the run or the sweep in a folder. |
@@ -400,9 +400,14 @@ def _usage(name: str, command: Any) -> str:
 
 
 def _metavar(argument: Any) -> str:
-    text = (argument.metavar or argument.name.upper()).strip("[]{}")
+    text = _bare(argument)
     text = text if argument.required else f"[{text}]"
     return f"{text}..." if argument.nargs == -1 else text
+
+
+def _bare(argument: Any) -> str:
+    """The name of an argument, without brackets around the whole of it."""
+    return re.sub(r"^[\[{]([^\]}]*)[\]}]$", r"\1", argument.metavar or argument.name.upper())
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -411,7 +416,7 @@ def _paragraphs(text: str) -> list[str]:
 
 def _parameter(each: Any) -> tuple[str, str, str]:
     if each.param_type_name == "argument":
-        shown = f"`{(each.metavar or each.name.upper()).strip('[]{}')}`"
+        shown = f"`{_bare(each)}`"
     else:
         value = "" if each.is_flag else f" {each.metavar or each.name.upper()}"
         shown = (

@@ -205,7 +205,8 @@ class _Application:
     def measure_rounds(self) -> None:
         """Measure the runs of a sweep that others measure, or whose replicates are interleaved; or print a dry run."""
         if self._waiting and self.is_dry:
-            dry_run.show(self._waiting, self.sweep_run, self.console)
+            is_here = self._campaign is None or not self._campaign.outlives
+            dry_run.show(self._waiting, self.sweep_run, self.console, is_here=is_here)
         elif self._waiting and self._campaign is not None and self.sweep_run is not None:
             self._is_left = self._campaign.outlives
             self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)

@@ -417,6 +417,18 @@ def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widt
     assert found["energy"].within == (within and pytest.approx(within / 1.96**2))
 
 
+def test_energy_has_the_name_of_the_metric_and_the_pace_of_its_loop_below_it():
+    sides = [
+        with_metric(named(name), "energy/per_image_joules", [joules], "joules", 0.01)
+        for name, joules in (("a", 1.0), ("b", 1.1))
+    ]
+    found = compare(*sides)
+    notes = comparison_table.grid(found, found.sides[1]).notes
+    assert any("energy is energy/per_image of perfexp show: of a loop of calls back to back" in note for note in notes)
+    times = compare(*sides, measures=["latency"])
+    assert not any("per_image" in note for note in comparison_table.grid(times, times.sides[1]).notes)
+
+
 def test_the_interval_of_energy_holds_the_truth_of_other_runs():
     """Eight processes that differ by 0.5 %, of which one measures energy in windows that differ by 1 %."""
     held, pairs = 0, 300

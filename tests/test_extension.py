@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from perfexp.errors import UserError
+from perfexp.plan import config
 from perfexp.records.record import Record, Status
 from tests.rotation import some_of
 
@@ -129,3 +131,16 @@ def test_a_class_that_can_not_be_imported_is_told(home):
     assert done.returncode == 2
     assert "mine.LostNet" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_module_in_a_folder_that_is_not_on_the_path_is_told_with_the_remedy(home, monkeypatch):
+    (home / "nearby.py").write_text("class Net:\n    pass\n")
+    monkeypatch.chdir(home)
+    remedy = r"^nearby.Net can't be {}: nearby.py is in this folder, .*: run python -m perfexp, or set PYTHONPATH=\.$"
+    for use, done in ((config.build, "built"), (config.locate, "imported")):
+        with pytest.raises(UserError, match=remedy.format(done)):
+            use({"_target_": "nearby.Net"})
+        with pytest.raises(UserError, match=r"Are you sure that module .faraway. is installed"):
+            use({"_target_": "faraway.Net"})
+    monkeypatch.syspath_prepend(home)
+    assert type(config.build({"_target_": "nearby.Net"})).__name__ == "Net"

@@ -12,6 +12,7 @@ import yaml
 
 from perfexp.__main__ import dispatch
 from perfexp.devices import auto
+from perfexp.meters import none_because
 from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
 from perfexp.records.record import Status
@@ -334,6 +335,19 @@ def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, 
     assert ("Nothing has been measured." in printed) == any("point" in text for text in told)
     assert len(printed.splitlines()) < 7
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_warns_of_a_missing_meter_as_the_run_would(run, monkeypatch):
+    monkeypatch.setattr(auto, "predicted_meters", lambda name, indices: none_because(f"{name} has none"))
+    settings = ("model=fake", "gpu=cpu", "--dry-run")
+    told = "warning: no energy would be measured, no meter: cpu has none (meter_missing)"
+    code, printed, _ = run(*settings, "probes.energy=true")
+    assert code == 0
+    assert told in printed
+    assert run("-m", *settings, "probes.energy=true", "batch_size=1,2")[1].count(told) == 1
+    assert "meter" not in run(*settings)[1]
+    monkeypatch.setattr(auto, "predicted_meters", lambda name, indices: None)
+    assert "meter" not in run(*settings, "probes.energy=true")[1]
 
 
 @pytest.mark.parametrize(

@@ -424,6 +424,60 @@ def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_
     assert any("first process" in note for note in overview.metrics(several, summary.rows(several)).notes)
 
 
+def raced(default, **facts):
+    """What a process has of a layer that it raced: torch's choice takes so many times as long as the chosen engine."""
+    times = {
+        name: {"seconds": seconds, "seconds_low": 0.999 * seconds, "seconds_high": 1.001 * seconds}
+        for name, seconds in (("cudnn.fft", 1.0), ("default", default))
+    }
+    seconds = {name: time["seconds"] for name, time in times.items()}
+    race = {"which": "forward", "selected": "cudnn.fft", "launching": "captured", "seconds": seconds}
+    return {"layers": [{"name": "conv", "passes": [{**race, "races": {"captured": times}, **facts}]}]}
+
+
+def of_processes(workspaces, promised, **facts):
+    """A point by `fastest` of several processes, of which the first alone compares the whole model."""
+    points = [point(0.01, kind="device", replicate=number) for number in range(len(workspaces))]
+    for one, workspace, ratio in zip(points, workspaces, promised, strict=True):
+        one.metrics = [Metric(name="algorithm/workspace_peak_bytes", value=workspace, unit="bytes")]
+        one.facts["algorithm"] = raced(ratio, **(facts if one.key.replicate else {}))
+    for name, value in (("speedup", 1.1), ("promised_speedup", promised[0])):
+        metric = Metric(name=f"algorithm/{name}_over_default", value=value, low=value, high=value, unit="1")
+        points[0].metrics.append(metric)
+    return points
+
+
+def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record):
+    record = make_record(points=of_processes([None, 3.0, 7.0], [1.2, 1.3, 1.25]))
+    rows = summary.rows(record)
+    value = {metric.name.removeprefix("algorithm/"): metric for metric in rows[0].metrics}
+    assert value["workspace_peak_bytes"].value == 7.0
+    assert value["speedup_over_default"].value == 1.1
+    promised = value["promised_speedup_over_default"]
+    assert promised.value == pytest.approx((1.2 * 1.3 * 1.25) ** (1 / 3))
+    assert promised.low < 1.2 < 1.3 < promised.high
+    [note] = [note for note in overview.metrics(record, rows).notes if "first process" in note]
+    assert note.startswith("speedups, but for the promised ones, are of the first process")
+    [brief] = [note for note in overview.metrics(record, rows, is_brief=True).notes if "first process" in note]
+    assert brief.startswith("speedups are of the first process")
+
+
+def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record):
+    [row] = summary.rows(make_record(points=of_processes([3.0, 3.0], [1.2, 1.2], kept_since="2026-01-01")))
+    promised = wording.find_metric(row, "algorithm/promised_speedup_over_default")
+    assert (promised.value, promised.low, promised.high) == (1.2, 1.2, 1.2)
+
+
+def test_speedups_of_the_whole_model_are_pooled_where_every_process_has_them(make_record):
+    points = of_processes([3.0, 3.0], [1.2, 1.3])
+    points[1].metrics.append(Metric(name="algorithm/speedup_over_default", value=1.2, unit="1"))
+    record = make_record(points=points)
+    rows = summary.rows(record)
+    speedup = wording.find_metric(rows[0], "algorithm/speedup_over_default")
+    assert speedup.value == pytest.approx((1.1 * 1.2) ** 0.5)
+    assert not any("first process" in note for note in overview.metrics(record, rows).notes)
+
+
 def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     [first] = summary.rows(make_record(points=[point(0.01)]))
     earlier = replace(first, runs=2)

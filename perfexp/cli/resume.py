@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -77,9 +76,8 @@ def _is_repeated(argument: str) -> bool:
 def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
-        if sweep.command[:1] == ["ab"]:
-            again = shlex.join(["perfexp", *sweep.command])
-            raise UserError(f"resume={folder}: repeat its command to continue it, with output_dir={folder}: {again}")
+        if sweep.in_turn:
+            raise UserError(f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}")
         return sweep.command, True, sweep.uid
     plan = RunPaths(folder).plan
     if not plan.exists():

@@ -86,7 +86,7 @@ def ab(
             code = _measure(run, sweep_run, assignments)
             code = _show(root, settings, console, code)
         except KeyboardInterrupt:
-            again = shlex.join(["perfexp", *command, f"output_dir={root}"])
+            again = sweep_run.sweep.continuation(root)
             console.error(f"Interrupted. Finished points are on disk; to continue: {again}")
             code = _INTERRUPTED
     raise typer.Exit(code)

@@ -16,6 +16,7 @@ _SMALLEST, _LARGEST = 32, 16384
 #: The layouts with the options that they take.
 _OPTIONS = {
     "cityscapes": ("photographs", "size", "train", "val"),
+    "images": ("photographs", "train", "val", "classes"),
     "cifar10": ("photographs", "train", "test", "classes"),
     "skeletons": ("subjects", "repetitions"),
 }
@@ -29,7 +30,7 @@ def make_data(
         list[str],
         typer.Argument(
             metavar="[LAYOUT] DIR",
-            help="Output folder, empty or new, after cityscapes (default), cifar10 or skeletons",
+            help="Output folder, empty or new, after cityscapes (default), images, cifar10 or skeletons",
         ),
     ],
     photographs: Annotated[
@@ -38,13 +39,18 @@ def make_data(
     ] = None,
     size: Annotated[str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")] = None,
     train: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Training images; 32, or 10000 for cifar10.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=100_000, help="Training images; 32, 200 for images, 10000 for cifar10."),
     ] = None,
-    val: Annotated[int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images; 8.")] = None,
+    val: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images; 8, or 50 for images.")
+    ] = None,
     test: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(metavar="N", min=2, max=10, help="Classes of cifar10; 10.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(metavar="N", min=2, max=10, help="Classes of images and cifar10; 10.")
+    ] = None,
     subjects: Annotated[
         int | None, typer.Option(metavar="N", min=2, max=1000, help="Subjects of skeletons; 20.")
     ] = None,
@@ -53,12 +59,13 @@ def make_data(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")] = 0,
 ) -> None:
-    """Make a small data set, for data=cityscapes, data=cifar10 or data=skeletons.
+    """Make a small data set, for data=cityscapes, data=images, data=cifar10 or data=skeletons.
 
     For cityscapes there are masks of 19 classes. They are artificial, from colors and positions: use them to try out
-    and to time, not to learn. For cifar10 the classes are shapes on the images, which convolutions learn. Both are
-    crops of photographs. For skeletons, joints of simple geometry do nine gestures, which classifiers of sequences
-    learn. The same photographs, sizes, numbers and seed give the same data.
+    and to time, not to learn. For images (JPEG files in train/CLASS and val/CLASS) and cifar10 the classes are shapes
+    on the images, which convolutions learn. All are crops of photographs. For skeletons, joints of simple geometry do
+    nine gestures, which classifiers of sequences learn. The same photographs, sizes, numbers and seed give the same
+    data.
     """
     layout, folder = _layout(where)
     given = {"photographs": photographs, "size": size, "train": train, "val": val, "test": test, "classes": classes}
@@ -69,8 +76,11 @@ def make_data(
         _make_skeletons(folder, subjects or 20, repetitions or 5, seed)
         return
     files = None if photographs is None else made_streets.photographs_in(photographs)
-    if layout == "cifar10":
-        _make_shapes(folder, files, train or 10_000, test or 2_000, classes or len(made_shapes.SHAPES), seed)
+    classes = classes or len(made_shapes.SHAPES)
+    if layout == "images":
+        _make_images(folder, files, {"train": train or 200, "val": val or 50}, classes, seed)
+    elif layout == "cifar10":
+        _make_shapes(folder, files, train or 10_000, test or 2_000, classes, seed)
     else:
         _make_streets(folder, files, size or "1024x2048", train or 32, val or 8, seed)
 
@@ -98,6 +108,16 @@ def _make_streets(folder: Path, files: list[Path] | None, size: str, train: int,
     echo(f"{folder}: {train} images of training and {val} of evaluation, {height} × {width}.")
     echo(made_streets.NO_TRUTH)
     echo(f"Check it: perfexp doctor data.root={folder}")
+
+
+def _make_images(folder: Path, files: list[Path] | None, counts: dict[str, int], classes: int, seed: int) -> None:
+    for name, count in counts.items():
+        if count < classes:
+            raise UserError(f"--{name} {count}: at least {classes}, one for each class (--classes).")
+    made_shapes.make_folder(folder, photographs=files, counts=counts, classes=classes, seed=seed, progress=_progress)
+    side, (train, val) = made_shapes.FILE_SIDE, counts.values()
+    echo(f"{folder}: {train} images of training and {val} of evaluation, {side} × {side}, {classes} classes.")
+    echo(f"Train on it: python -m perfexp model=resnet18 mode=train data=images data.root={folder} epochs=1")
 
 
 def _make_shapes(folder: Path, files: list[Path] | None, train: int, test: int, classes: int, seed: int) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,18 +97,18 @@ def refuse_unfinished(folder: Path) -> None:
     paths = RunPaths(folder)
     if paths.plan.is_file():
         finished = units.counted(sum(not is_trial(point.key) for point in read_points(paths.points)), "point")
-        again = shlex.quote(f"resume={folder}")
+        again = _continuation(paths)
         if paths.in_use():
             raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"If the command is right, resume it: perfexp {again}. Otherwise correct it and repeat it with "
+                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it with "
                 "another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
-            f"perfexp {again} measures the rest and makes it."
+            f"{again} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
     below = list(dict.fromkeys(path.parent for path in files))
@@ -117,6 +118,15 @@ def refuse_unfinished(folder: Path) -> None:
             f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
             f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)}"
         )
+
+
+def _continuation(paths: RunPaths) -> str:
+    """The command line that measures what a run lacks; runs whose processes take turns continue together."""
+    folder = paths.root.parent
+    with suppress(UserError):
+        if (sweep := Sweep.load(folder)).in_turn and sweep.uid == paths.sweep:
+            return sweep.continuation(folder)
+    return shlex.join(["perfexp", f"resume={paths.root}"])
 
 
 def _sweep_of(places: list[Path]) -> str:

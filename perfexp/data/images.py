@@ -85,7 +85,10 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
     if not root.is_dir():
-        raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images.")
+        raise UserError(
+            f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images. "
+            "perfexp make-data images DIR makes a small set to try out."
+        )
     try:
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             split = find_split(root, root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from perfexp.devices import Device, nvml
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch
+from perfexp.meters import Found, rapl, together
+from perfexp.meters.nvml import find as find_nvml
 
 
 def open_device(*, index: int = 0, **_: Any) -> Device:
@@ -46,6 +49,23 @@ def predicted_name(index: int = 0) -> str | None:
     if names is None or 0 < len(names) <= index:
         return None
     return names[index] if names else "cpu"
+
+
+def predicted_meters(name: str, indices: Iterable[int]) -> Found | None:
+    """Predict the meters that a run will find, without torch or the device; None if that is not possible.
+
+    Args:
+        name: option of the group `gpu`.
+        indices: CUDA devices of the run.
+    """
+    numbers = list(indices)
+    if "cpu" in (name, predicted_name(numbers[0]) if name == "auto" else None):
+        return rapl.find()
+    try:
+        boards = nvml.visible_boards() or []
+        return together([find_nvml(boards[number]["uuid"]) for number in numbers])
+    except Exception:  # no driver, no such board, or AMD's
+        return None
 
 
 def _built_for() -> set[str] | None:

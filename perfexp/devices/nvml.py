@@ -163,7 +163,13 @@ def places() -> list[tuple[str, str]]:
 
 
 def visible_names() -> list[str] | None:
-    """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
+    """Names of the `visible_boards`; None where only CUDA can know them."""
+    boards = visible_boards()
+    return None if boards is None else [own["name"] for own in boards]
+
+
+def visible_boards() -> list[dict[str, str]] | None:
+    """`uuid` and `name` of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
 
     It raises as `initialized` does.
     """
@@ -174,11 +180,11 @@ def visible_names() -> list[str] | None:
     is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if is_sliced or not (is_in_order or not names):
         return None
-    visible = []
+    visible: list[dict[str, str]] = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):
         word = text.strip()
-        named = [name for number, name in enumerate(names) if word == str(number)]
-        named += [name for name, uuid in zip(names, uuids, strict=True) if word and uuid.startswith(word)]
+        named = [own for number, own in enumerate(identities) if word == str(number)]
+        named += [own for own in identities if word and own["uuid"].startswith(word)]
         if len(named) != 1:  # CUDA ignores all later entries
             break
         visible += named

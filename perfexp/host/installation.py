@@ -1,7 +1,8 @@
-"""Location of the configuration groups."""
+"""Installation: location of the configuration groups, and whether modules are searched in the current folder."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from perfexp.errors import PerfexpError
@@ -14,3 +15,8 @@ def conf_dir() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise PerfexpError(f"perfexp is installed without its configuration: no conf/ in or beside {package}.")
+
+
+def is_here_on_path() -> bool:
+    """Return whether modules are searched in the current folder, as by `python -m perfexp` but not by `perfexp`."""
+    return "" in sys.path or str(Path.cwd()) in sys.path

@@ -20,6 +20,7 @@ import psutil
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error
+from perfexp.host.installation import is_here_on_path
 
 #: Limit on the end of a process after SIGTERM, and again after SIGKILL.
 _GRACE_SECONDS = 5.0
@@ -42,8 +43,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
     The working directory is on its path only if it is on this process's (`python -m perfexp`): a foreign folder may
     hold a torch.py.
     """
-    is_here_on_path = "" in sys.path or str(Path.cwd()) in sys.path
-    return [sys.executable, *([] if is_here_on_path else ["-P"]), "-m", module, *arguments]
+    return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]
 
 
 class SilenceError(Exception):

@@ -90,7 +90,7 @@ def judge(
     if plain is None and point.facts.get("device_method") == "queue":
         point.doubts.append(diagnostics.make("rivals_by_graph"))
     for baseline, ratio in races.promised(races.timed_passes(point)).items():
-        point.metrics.append(_metric(f"algorithm/promised_speedup_over_{baseline}", ratio))
+        point.metrics.append(_metric(f"{races.PROMISED}{baseline}", ratio))
     if any(doubt.code == "choice_slower" for doubt in point.doubts):
         algorithm.discard_choices()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
+from perfexp.devices import auto
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
@@ -18,8 +20,14 @@ from perfexp.summaries.subject import one_line, subject
 _MOST_LINES = 20
 
 
-def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console) -> None:
-    """Print points, time and folder of one run, or of the runs of a sweep."""
+def show(
+    assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console, *, is_here: bool = True
+) -> None:
+    """Print points, time and folder of one run, or of the runs of a sweep; warn of a missing energy meter.
+
+    Args:
+        is_here: whether this machine would measure, so that its meters are those of the run.
+    """
     left, times = zip(*map(_left, assignments), strict=True)
     estimated = [seconds for seconds in times if seconds is not None]
     total = _text(left, sum(estimated) if len(estimated) == len(times) else None)
@@ -36,6 +44,21 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
     title, *details = map(one_line, (*lines, f"into {into}"))
     for line in (title, *(f"  {detail}" for detail in details), "Nothing has been measured."):
         console.note(line)
+    for reason in dict.fromkeys(_why_no_energy(one.plan) for one in assignments if is_here and one.plan.probes.energy):
+        if reason:
+            console.warning(
+                f"no energy would be measured, {reason} (meter_missing)\n"
+                "help: fix what is named (perfexp doctor checks it), or leave out probes.energy=true"
+            )
+
+
+def _why_no_energy(plan: config.Plan) -> str:
+    """Why the device has no meter; empty if it has one, or nothing is known without the device."""
+    if not str(plan.gpu["_target_"]).startswith(tuple(f"perfexp.devices.{kind}." for kind in ("auto", "cpu", "cuda"))):
+        return ""
+    first = plan.gpu.get("index") or 0
+    found = auto.predicted_meters(plan.gpu_name, range(first, first + plan.devices))
+    return "" if found is None or found.meters else found.reason
 
 
 def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:

@@ -136,7 +136,7 @@ class SweepRun:
         elif uri != self.sweep.store:
             self._console.warning(
                 f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are sent to {uri}. "
-                f"To choose: perfexp tracking.uri=URI {shlex.quote(f'resume={self.paths.root}')}"
+                f"To choose: {self.sweep.continuation(self.paths.root)} tracking.uri=URI"
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:

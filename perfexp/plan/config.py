@@ -20,6 +20,7 @@ from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
 from perfexp.plan import schema
+from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
@@ -318,7 +319,7 @@ def build(node: Any, **extra: Any) -> Any:
             raise cause from error
         if is_out_of_host_memory(error):
             raise MemoryError(f"{target} can't be loaded: {cause}") from error
-        raise UserError(f"{target} can't be built: {cause}") from error
+        raise UserError(f"{target} can't be built: {why_not_imported(error)}") from error
 
 
 def locate(node: Mapping[str, Any]) -> Any:
@@ -326,7 +327,7 @@ def locate(node: Mapping[str, Any]) -> Any:
     try:
         return get_object(node["_target_"])
     except Exception as error:
-        raise UserError(f"{node['_target_']} can't be imported: {error}") from error
+        raise UserError(f"{node['_target_']} can't be imported: {why_not_imported(error)}") from error
 
 
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -8,13 +8,20 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 import yaml
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from perfexp.errors import PerfexpError, UserError, did_you_mean, nearest
 from perfexp.host import crash_report
 from perfexp.host.files import disk_error
+from perfexp.host.installation import is_here_on_path
 from perfexp.models import torchvision_names
 
 #: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
@@ -65,6 +72,16 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
     if isinstance(error, MemoryError):
         return PerfexpError(f"The host ran out of memory. {error}".rstrip())
     return crash_report.failure(error, folder)
+
+
+def why_not_imported(error: BaseException) -> str:
+    """Return why a `_target_` can't be imported or built; that of a module in the current folder has a remedy."""
+    missing = next((link.name for link in _chain(error) if isinstance(link, ModuleNotFoundError) and link.name), "")
+    top = missing.partition(".")[0]
+    here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
+    if here and not is_here_on_path():
+        return f"{here} is in this folder, which perfexp does not search: run python -m perfexp, or set PYTHONPATH=."
+    return str(error.__cause__ or error) if isinstance(error, InstantiationException) else str(error)
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:

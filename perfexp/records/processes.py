@@ -8,9 +8,13 @@ from itertools import accumulate
 
 import msgspec
 
+from perfexp.records import races
 from perfexp.records.point_times import first_median, loop_interval
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
-from perfexp.statistics import blockwise
+from perfexp.statistics import blockwise, variance
+from perfexp.statistics.estimators import Interval
+
+_WORKSPACE = "algorithm/workspace_peak_bytes"
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -29,20 +33,60 @@ def interrupted(record: Record) -> Counter[Key]:
     return Counter(map(without_replicate, unfinished))
 
 
-def pooled_rates(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> tuple[Metric, ...]:
-    """The metrics of the first process, but rates of work by the times of all processes, beside which they stand."""
+def pooled_metrics(
+    points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
+) -> tuple[Metric, ...]:
+    """The metrics of the first process, but of all processes: rates of work, largest workspace, and speedups.
+
+    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    """
+    factors = _rate_factors(points[0], times, kind)
+    return tuple(_pooled(one, points, factors.get(one.name)) for one in points[0].metrics)
+
+
+def pooled_speedup(points: Sequence[Point], name: str) -> Interval | None:
+    """A speedup with its interval over processes; None unless each of several processes has found it itself."""
+    finished = _finished(points)
+    speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
+    return variance.of_processes(speedups) if len(speedups) == len(finished) > 1 else None
+
+
+def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Metric:
+    if metric.name == _WORKSPACE:
+        known = [own for point in _finished(points) if (own := point.metric(_WORKSPACE)) and own.value is not None]
+        return max(known, key=lambda own: own.value or 0.0, default=metric)
+    if metric.value is None:
+        return metric
+    if races.is_speedup(metric.name) and (pooled := pooled_speedup(points, metric.name)):
+        return msgspec.structs.replace(metric, value=pooled.value, low=pooled.low, high=pooled.high)
+    return metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
+
+
+def _finished(points: Sequence[Point]) -> list[Point]:
+    """The first process and those that ended well, as it did."""
+    first, *others = points
+    return [first, *(point for point in others if point.status is first.status is Status.OK)]
+
+
+def _speedup(point: Point, name: str) -> Interval | None:
+    """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
+    if name.startswith(races.PROMISED):
+        timed = races.timed_passes(point)
+        is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
+        return None if is_cached else races.promised(timed).get(name.removeprefix(races.PROMISED))
+    if (metric := point.metric(name)) is None or metric.value is None:
+        return None
+    return Interval(value=metric.value, low=metric.low, high=metric.high)
+
+
+def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[str, float]:
     factors: dict[str, float] = {}
     if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
         factors["work/flops_per_second"] = own / times[kind].median.value
     pipelined = times.get("throughput") or times.get("latency")
     if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
         factors |= dict.fromkeys(("mfu", "mfu_of_ceiling"), loop.value / pipelined.mean.value)
-    return tuple(
-        one
-        if one.value is None or one.name not in factors
-        else msgspec.structs.replace(one, value=one.value * factors[one.name])
-        for one in first.metrics
-    )
+    return factors
 
 
 def joined(processes: Sequence[Series]) -> Series:
@@ -55,7 +99,5 @@ def joined(processes: Sequence[Series]) -> Series:
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
     """The processes that took this time with success, as the first one did."""
-    first, *others = points
-    alike = [point for point in others if point.status is first.status is Status.OK]
-    measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
-    return measured if first in measured else []
+    measured = [point for point in _finished(points) if (series := point.find_series(name)) and series.measured]
+    return measured if points[0] in measured else []

@@ -12,9 +12,16 @@ from perfexp.statistics.estimators import Interval
 
 #: Engines whose times are compared with those of the chosen ones.
 BASELINES = ("default", "benchmark")
+#: Name of the metric of `promised`, before the baseline.
+PROMISED = "algorithm/promised_speedup_over_"
 
 #: Layer and pass.
 LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def is_speedup(name: str) -> bool:
+    """Whether a metric is a speedup of the model or its layers over a baseline."""
+    return name.startswith("algorithm/") and "speedup_over_" in name
 
 
 def passes(point: Point) -> Iterator[LayerPass]:

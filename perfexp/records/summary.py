@@ -18,7 +18,7 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_rates
+from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
 from perfexp.records.record import (
     EarlierTime,
     Key,
@@ -52,6 +52,7 @@ class Row:
         times: statistics of every measured time over all processes, by name, in seconds per call.
         processes: number of processes behind `time`.
         unfinished: number of further processes that were interrupted before they had measured the point.
+        in_turn: whether the processes took turns with those of another run (`perfexp ab`).
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
@@ -71,6 +72,7 @@ class Row:
     processes: int
     spread: float | None
     unfinished: int = 0
+    in_turn: bool = False
     is_pooled: bool = False
     runs: int = 0
     selfcheck: str | None = None
@@ -125,7 +127,8 @@ def _rows(record: Record) -> list[Row]:
     known = [_widened(each, own) for each in known]
     if others := {place: one for place, one in _of_selfcheck(record.selfcheck).items() if place not in own}:
         known = [_widened(each, others, record.selfcheck[0].ended.partition("T")[0]) for each in known]
-    known = [replace(each, unfinished=unfinished[each.key]) for each in known]
+    in_turn = record.sweep is not None and record.sweep.level is not None
+    known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 
@@ -203,7 +206,7 @@ def row(
     """The figures of one point with the requested percentiles, in percent.
 
     Args:
-        points: results of the processes that measured it; figures other than times are those of the first one.
+        points: results of the processes that measured it, whose figures `pooled_metrics` combines.
         earlier: times of the point in earlier runs of the same command, by name.
     """
     first = points[0]
@@ -245,7 +248,7 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
-        metrics=pooled_rates(first, times, kind),
+        metrics=pooled_metrics(points, times, kind),
         doubts=tuple(doubts),
     )
 

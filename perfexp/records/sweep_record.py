@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +51,16 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def to_json(self) -> bytes:
         """The summary as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the processes of the runs take turns (`perfexp ab`)."""
+        return self.command[:1] == ["ab"]
+
+    def continuation(self, folder: Path) -> str:
+        """Return the command line that measures what the runs lack, for the folder of the sweep."""
+        words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
+        return shlex.join(["perfexp", *words])
 
     def records(self, folder: Path) -> list[Record]:
         """The records of the runs, for the folder of the sweep; refused runs have none."""

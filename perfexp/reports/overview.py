@@ -14,7 +14,7 @@ from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
-from perfexp.summaries import wording
+from perfexp.summaries import metric_notes, wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
@@ -163,7 +163,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     ]
     others = [metric for metric in every if not (is_brief and metric.name.startswith(_DETAILS))]
     left_out = len({metric.name for metric in every} - {metric.name for metric in others})
-    titles = {metric.name: wording.metric_title(metric) for metric in others if metric.value is not None}
+    kinds = wording.time_kinds(rows)
+    titles = {metric.name: wording.metric_title(metric, kinds) for metric in others if metric.value is not None}
     having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
     columns = [
         Column(title, [_metric_text(row, name) for row in having], rank=rank)
@@ -172,18 +173,13 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     notes = _reasons(rows, {metric.name for metric in others})
     if not columns and not notes and not left_out:
         return None
+    notes += metric_notes.peaks(rows, others)
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
-    if any(row.processes > 1 and _has_speedups(row) for row in rows):
-        notes.append("speedups are of the first process, ± of its calls: another one may choose other algorithms")
-    if any(map(_is_gain_on_the_device, rows)):
-        notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
+    notes += metric_notes.speedups(record, rows, others)
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
-    scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
-    if known := [scale for scale in scales if scale is not None]:
-        scale = wording.percent(max(known))
-        notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
+    notes += metric_notes.energies(rows, others)
     if left_out:
         where = report if report == "below" else ", or ".join(filter(None, ("perfexp show DIR -v", report)))
         notes.append(f"{units.counted(left_out, 'more metric')}: {where}")
@@ -206,16 +202,6 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
         where = f" at {count} of {points[name]} points" if count < points[name] else ""
         found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
     return found
-
-
-def _is_gain_on_the_device(row: Row) -> bool:
-    """Whether a row has speedups of a device that its loop leaves idle."""
-    is_idle = any(diagnostic.code in ("launch_bound", "device_idle") for diagnostic in row.doubts)
-    return is_idle and _has_speedups(row)
-
-
-def _has_speedups(row: Row) -> bool:
-    return any("speedup" in metric.name for metric in row.metrics)
 
 
 def _metric_text(row: Row, name: str) -> str:

@@ -50,7 +50,8 @@ def _of_unfinished(rows: Sequence[Row], where: str) -> str:
     fewest = min(rows, key=lambda row: row.processes)
     few = f"; {_TWO_PROCESSES}" if fewest.processes == 2 else ""
     planned = fewest.processes + fewest.unfinished
-    return f"± {fewest.processes} of {planned} processes{where}: continue with resume=DIR{few}"
+    again = "repeat perfexp ab with output_dir=DIR to continue" if fewest.in_turn else "continue with resume=DIR"
+    return f"± {fewest.processes} of {planned} processes{where}: {again}{few}"
 
 
 def _of_one_process(rows: Sequence[Row], where: str) -> str:

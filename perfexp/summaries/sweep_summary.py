@@ -106,7 +106,7 @@ def runs(
         Column(f"time / run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=2),
-        Column("energy", (_single(table, wording.ENERGY) for table in tables), rank=2),
+        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=2),
         Column("remarks", (_remarks(child.status, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]

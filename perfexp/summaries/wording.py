@@ -21,6 +21,7 @@ METER_ACCURACY = "energy/meter_accuracy"
 #: Shares of the convolutions' FLOPs: by the requested algorithm, and those of them whose kernels are known to be its.
 COVERAGE, PROVEN = "algorithm/flops_share", "algorithm/proven_share"
 DATA_SHARE = "data_share"
+_RATE = "work/flops_per_second"
 
 #: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
 _COUNTED = {
@@ -37,7 +38,6 @@ _TITLES = {
     "energy/call_seconds": "energy/time of a call",
     "energy/queued_call_seconds": "energy/time of a queued call as a CUDA graph",
     "layers/closure": "layers − call",
-    "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",
 }
@@ -247,8 +247,14 @@ def interval_of(metric: Metric) -> estimators.Interval:
     return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
 
 
-def metric_title(metric: Metric) -> str:
-    """Return the title of a metric in a table: its name without the unit, or a heading of its own."""
+def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
+    """Return the title of a metric in a table: its name without the unit, or a heading of its own.
+
+    Args:
+        kinds: names of the points' representative times, by which the rate of work is.
+    """
+    if metric.name == _RATE:
+        return f"FLOP/s at {median_title(kinds)}"
     return _TITLES.get(metric.name) or metric.name.removesuffix(f"_{metric.unit}")
 
 

@@ -85,7 +85,8 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     assert Sweep.load(here / "x").jobs == 2
 
     assert main.main(["resume=x"]) == 2
-    assert "repeat its command to continue it" in capsys.readouterr().err
+    again = shlex.join(["perfexp", "ab", A, B, *FAKE])
+    assert f"repeat its command to continue it: {again}\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -122,6 +123,9 @@ def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsy
     assert [Record.load(folder).status for folder in folders(here)] == [Status.OK] * 2
     assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [1, 1]
     (folders(here)[0] / "record.json").unlink()  # as a SIGKILL would
+    assert commands.run(["show", str(folders(here)[0])]) == 2
+    again = shlex.join(["perfexp", "ab", A, B, *FAKE[:-1], f"output_dir={here / 'x'}"])
+    assert f"1 point finished: {again} measures the rest" in capsys.readouterr().err
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert "▼ SLOWER" in out

@@ -15,6 +15,7 @@ from PIL import Image
 from perfexp import commands
 from perfexp.data import cifar_files
 from perfexp.data.cityscapes_folder import IMAGES, SPLITS, VOID, Pair, find_pairs, inspect, read_mask
+from perfexp.data.images import Images
 from tests.data.streets import cut_off
 
 
@@ -225,6 +226,35 @@ def test_a_stand_in_for_cifar_10_is_in_its_format(tmp_path: Path, photographs: P
     assert json.loads((folder / "made.json").read_text())["images"] == {"train": 13, "test": 4}
 
 
+def make_images(folder: Path, *options: str) -> int:
+    return commands.run(["make-data", "images", str(folder), "--train", "7", "--val", "3", "--classes", "3", *options])
+
+
+def test_images_by_class_are_a_folder_for_data_images(tmp_path: Path, photographs: Path, capsys) -> None:
+    folder = tmp_path / "made"
+    assert make_images(folder, "--photographs", str(photographs / "temple")) == 0
+    told = capsys.readouterr().out
+    assert "7 images of training and 3 of evaluation, 256 × 256, 3 classes" in told
+    assert f"data=images data.root={folder}" in told
+    counts = {name: len(list((folder / name).glob("*.jpg"))) for name in ("train/disc", "train/ring", "val/square")}
+    assert counts == {"train/disc": 3, "train/ring": 2, "val/square": 1}
+    images = Images(root=str(folder))
+    assert (images.num_classes, images.num_samples, images.labelled, images.held_out) == (3, 7, True, True)
+    with Image.open(folder / "train" / "disc" / "000000.jpg") as picture:
+        assert (picture.size, picture.mode, picture.format) == ((256, 256), "RGB", "JPEG")
+    assert make_images(folder) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_the_seed_makes_the_same_images(tmp_path: Path) -> None:
+    made = []
+    for name, seed in (("one", "0"), ("same", "0"), ("other", "1")):
+        make_images(tmp_path / name, "--seed", seed)
+        made.append([file.read_bytes() for file in sorted((tmp_path / name).rglob("*.jpg"))])
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+
+
 def test_the_seed_makes_the_same_stand_in(tmp_path: Path) -> None:
     made = []
     for name, seed in (("one", "0"), ("same", "0"), ("other", "1")):
@@ -243,6 +273,8 @@ def test_the_seed_makes_the_same_stand_in(tmp_path: Path) -> None:
         (["cifar10", "x", "--val", "3"], "--val is not for cifar10"),
         (["x", "--classes", "3"], "--classes is not for cityscapes"),
         (["cifar10", "x", "--train", "4"], "at least 5"),
+        (["images", "x", "--size", "64x64"], "--size is not for images"),
+        (["images", "x", "--val", "9"], "--val 9: at least 10, one for each class"),
     ],
 )
 def test_a_wrong_layout_is_explained(tmp_path: Path, monkeypatch, capsys, arguments: list[str], told: str) -> None:

@@ -1,11 +1,14 @@
 """gpu=auto: which device it is."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from perfexp.devices import auto, cuda
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch
+from perfexp.meters import Found, none_because
 
 
 @pytest.fixture
@@ -64,3 +67,31 @@ def test_what_auto_is_going_to_find_is_told_without_torch(monkeypatch, built, na
 def test_what_torch_was_built_for_is_read_from_its_files():
     version = torch.version
     assert auto._built_for() == {name for name in ("cuda", "hip") if getattr(version, name)}
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "boards", "indices", "reason"),
+    [
+        ("cpu", None, raising(OSError()), [0], "no zones"),
+        ("auto", "cpu", raising(OSError()), [0], "no zones"),
+        ("auto", "NVIDIA H100", lambda: [{"uuid": "GPU-0"}], [0], ""),
+        ("h100", None, lambda: [{"uuid": "GPU-0"}, {"uuid": "MIG-1"}], [0, 1], "no counter of MIG-1"),
+        ("h100", None, lambda: [{"uuid": "GPU-0"}], [1], None),  # refused when it is opened
+        ("h100", None, raising(OSError("no driver")), [0], None),
+        ("h100", None, lambda: None, [0], None),
+    ],
+)
+def test_meters_are_found_without_torch_where_that_is_possible(monkeypatch, name, product, boards, indices, reason):
+    def of_board(uuid):
+        return (
+            Found(meters=(SimpleNamespace(name=uuid),))
+            if uuid.startswith("GPU")
+            else none_because(f"no counter of {uuid}")
+        )
+
+    monkeypatch.setattr(auto, "predicted_name", lambda index: product)
+    monkeypatch.setattr(auto.nvml, "visible_boards", boards)
+    monkeypatch.setattr(auto, "find_nvml", of_board)
+    monkeypatch.setattr(auto.rapl, "find", lambda: none_because("no zones"))
+    found = auto.predicted_meters(name, indices)
+    assert (found and found.reason.removeprefix("no meter: ")) == reason

@@ -12,7 +12,7 @@ from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
@@ -145,6 +145,20 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
     )
 
 
+@pytest.mark.parametrize(
+    ("sweep", "again"),
+    [
+        (None, "continue with resume=DIR"),
+        (SweepMembership(uid="a", job=0), "continue with resume=DIR"),
+        (SweepMembership(uid="a", job=0, level=0.0), "repeat perfexp ab with output_dir=DIR to continue"),
+    ],
+)
+def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: SweepMembership | None, again: str) -> None:
+    points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
+    record = msgspec.structs.replace(build.record(*points), sweep=sweep)
+    assert f"  ± 1 of 2 processes: {again}" in lines_of(lambda console: console.results(record))
+
+
 def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) -> None:
     def interrupted(batch: int, replicate: int) -> Point:
         return build.failed(Status.INTERRUPTED, batch=batch, replicate=replicate, error="the run was interrupted")
@@ -230,9 +244,32 @@ def test_titles_distinguish_times_from_energies_and_a_difference_from_a_share() 
 
 def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:
     rate = Metric(name="work/flops_per_second", value=6.5e12, unit="1/s")
-    lines = shown(build, build.point(metrics=[rate, Metric(name="mfu", value=0.045, unit="1")]))
-    assert "FLOP/s at p50" in lines
+    shares = [Metric(name=name, value=0.045, unit="1") for name in ("mfu", "mfu_of_ceiling")]
+    lines = shown(build, build.point(metrics=[rate, *shares]))
+    assert "FLOP/s at latency p50" in lines
     assert "MFU at samples/s" in lines
+    of_the_sheet, of_the_ceiling = "the data sheet's peak in fp32", "the peak of matrix products on this device in fp32"
+    assert f"  MFU is of {of_the_sheet}; MFU of ceiling is of {of_the_ceiling}\n" in lines
+    assert of_the_sheet not in shown(build, build.point(metrics=[rate]))
+
+
+def test_energies_name_the_pace_of_the_loop_that_they_are_of(build: Builder) -> None:
+    loop = [
+        Metric(name="energy/per_call_joules", value=0.7654, unit="joules"),
+        Metric(name="energy/call_seconds", value=4.65e-3, unit="seconds"),
+    ]
+    queued = [
+        Metric(name="energy/queued_per_call_joules", value=0.366, unit="joules"),
+        Metric(name="energy/queued_call_seconds", value=1.344e-3, unit="seconds"),
+    ]
+    note = "energies are of a loop of calls back to back"
+    assert f"  {note}, 4.65 ms per call\n" in shown(build, build.point(metrics=loop))
+    busy = "; queued: of CUDA graphs that keep the device busy"
+    text = shown(build, build.point(metrics=[*loop, *queued]))
+    assert f"{note}, 4.65 ms per call{busy}, 1.34 ms per call" in " ".join(text.split())
+    several = [build.point(size=size, metrics=[*loop, *queued]) for size in (224, 256)]
+    assert f"  {note}{busy}\n" in shown(build, *several)
+    assert note not in shown(build, build.point(metrics=[Metric(name="mfu", value=0.045, unit="1")]))
 
 
 def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Builder) -> None:

@@ -164,4 +164,4 @@ def test_memory_and_energy_of_runs_of_one_point_have_columns(build: Builder) -> 
     ]
     grid = sweep_summary.runs(*build.sweep([{"batch_size": "1"}, {"batch_size": "2"}], [[point], [other]]))
     cells = {column.title: column.cells for column in grid.columns}
-    assert (cells["memory"][0], cells["energy"]) == ("1.00 MiB", ("1.50 J", ""))
+    assert (cells["memory"][0], cells["energy/per_call"]) == ("1.00 MiB", ("1.50 J", ""))

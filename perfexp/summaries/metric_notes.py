@@ -1,0 +1,64 @@
+"""Metric notes: the peaks, paces and processes of the figures beside the times, as lines below their table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.records import races, units
+from perfexp.records.processes import by_point, pooled_speedup
+from perfexp.records.record import Metric, Record
+from perfexp.records.summary import Row
+from perfexp.summaries import wording
+
+#: Joules of calls at the pace of the device, beside those of the loop.
+_QUEUED = "energy/queued_per_call_joules"
+#: Peak of each share of it.
+_PEAKS = {
+    "mfu": ("MFU", "the data sheet's peak"),
+    "mfu_of_ceiling": ("MFU of ceiling", "the peak of matrix products on this device"),
+}
+
+
+def peaks(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
+    """Which peak each MFU is a share of, in which precision."""
+    names = {metric.name for metric in shown if metric.value is not None}
+    precisions = {row.key.precision.removeprefix("amp_") for row in rows}
+    of = f"in {precisions.pop()}" if len(precisions) == 1 else "in the precision of each point"
+    texts = [f"{title} is of {peak} {of}" for name, (title, peak) in _PEAKS.items() if name in names]
+    return ["; ".join(texts)] if texts else []
+
+
+def energies(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
+    """Which loop's pace the energies belong to, and how far the scale of the meter is known."""
+    names = {metric.name for metric in shown if metric.value is not None}
+    notes = []
+    if wording.ENERGY in names:
+        loop, queued = (_pace(rows, f"energy/{name}call_seconds") for name in ("", "queued_"))
+        busy = f"; queued: of CUDA graphs that keep the device busy{queued}" if _QUEUED in names else ""
+        notes.append(f"energies are of a loop of calls back to back{loop}{busy}")
+    scales = [metric.value for row in rows for metric in row.metrics if metric.name == wording.METER_ACCURACY]
+    if known := [scale for scale in scales if scale is not None]:
+        scale = wording.percent(max(known))
+        notes.append(f"± of energies is repeatability; the scale of the board's meter is known to about ±{scale}")
+    return notes
+
+
+def _pace(rows: Sequence[Row], name: str) -> str:
+    """The time of a call during metering; empty for several points."""
+    metric = wording.find_metric(rows[0], name) if len(rows) == 1 else None
+    return "" if metric is None or metric.value is None else f", {units.format_seconds(metric.value)} per call"
+
+
+def speedups(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
+    """Which speedups are of one process beside times of several, and whether the loop leaves their device idle."""
+    names = {metric.name for metric in shown if races.is_speedup(metric.name)}
+    groups, notes = by_point(record), []
+    having = [row for row in rows if any(metric.name in names for metric in row.metrics)]
+    several = [(groups[row.key], metric.name) for row in having if row.processes > 1 for metric in row.metrics]
+    pooled = [pooled_speedup(points, name) for points, name in several if name in names]
+    if not all(pooled):
+        but = ", but for the promised ones," if any(pooled) else ""
+        notes.append(f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms")
+    if any(item.code in ("launch_bound", "device_idle") for row in having for item in row.doubts):
+        notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
+    return notes
