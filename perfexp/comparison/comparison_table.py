@@ -68,7 +68,9 @@ def header(comparison: Comparison) -> list[str]:
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
     intervals = _intervals(min(levels, default=ALPHA)) if measured or levels else "no intervals"
     rule = f"margin ±{bare(comparison.margin)}, {rate}, {intervals}{runs}"
-    return [*lines, *filter(None, [comparison.constant]), rule]
+    points = dict.fromkeys(pair.point for pair in comparison.pairs)
+    constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
+    return [*lines, *filter(None, [constant]), rule]
 
 
 def _intervals(level: float) -> str:
@@ -85,8 +87,12 @@ def confidence(level: float) -> str:
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
-    """The ratios of one side to the baseline, the largest regressions of each measure first."""
+    """The ratios of one side to the baseline, the largest regressions of each measure first.
+
+    A point that all pairs share is in the header.
+    """
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
     undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
     notes = [*_figure_notes(pairs), *undecided, *_clock_note(pairs), *_means(comparison, side)]
@@ -94,7 +100,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
-            Column("point", (pair.point for pair in pairs), prose=True, is_key=True),
+            *([Column("point", (pair.point for pair in pairs), prose=True, is_key=True)] if several else []),
             Column(comparison.sides[0].name, (_own(pair, pair.baseline, pair.estimated[0]) for pair in pairs), rank=2),
             Column(side.name, (_own(pair, pair.other, pair.estimated[1]) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),

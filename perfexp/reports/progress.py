@@ -129,7 +129,8 @@ class Progress:
         self._draw(": ".join(filter(None, (self._key, text))))
 
     def waiting(self, text: str) -> None:
-        """The worker waits for another process; the text names the cause."""
+        """The worker waits for another process; the text names the cause, and no time is left that would count down."""
+        self._left_seconds = None
         self._draw(text)
         if self._plain:
             self._print(text)
