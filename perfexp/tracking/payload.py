@@ -124,14 +124,14 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = [(child, row) for child, record in paired(sweep, records) if record for row in rows(record)]
+    table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
     points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
         "mlflow.source.name": "perfexp",
-        **(best.winner(table) if is_whole else {}),
+        **(best.winner(sweep, records) if is_whole else {}),
         **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
@@ -141,7 +141,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
-        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures([row for _, row in table])],
+        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures(table)],
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,

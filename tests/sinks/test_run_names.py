@@ -7,8 +7,7 @@ from perfexp.errors import UserError
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.summaries.sweep_summary import paired
-from perfexp.tracking import best, descriptions, run_names, run_params
+from perfexp.tracking import descriptions, run_names, run_params
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 
@@ -97,10 +96,6 @@ def swept(make_record, seconds, axis="algorithm", **fields):
     return sweep, records
 
 
-def winner(sweep, records):
-    return best.winner([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
-
-
 def test_a_sweep_is_named_by_what_it_measures(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 2.0})
     assert run_names.of_sweep(sweep, records) == "3 algorithms vgg16 224"
@@ -114,24 +109,6 @@ def test_a_sweep_is_named_by_what_it_measures(make_record):
     assert run_names.of_sweep(sweep, records) == "algorithms vgg16 224 b1"
     records[0].plan["tracking"] = {"run_name": "whole"}
     assert run_names.of_sweep(sweep, records) == "whole"
-
-
-def test_the_winner_of_a_sweep_is_the_fastest_and_ties_are_named(make_record):
-    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 0.5001})
-    assert winner(sweep, records) == {
-        "perfexp.best": "algorithm=winograd",
-        "perfexp.best_by": "latency/p50_ms",
-        "perfexp.best_ties": "algorithm=direct",
-    }
-    assert winner(sweep, records[:1]) == {}
-
-
-def test_the_winner_over_batch_sizes_has_the_highest_rate(make_record):
-    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5}, batches=(1, 8))
-    figures = {name: (row.key.batch_size, value) for name, row, value in best.figures(rows(records[1]))}
-    assert figures["best/latency_p50_ms"] == (1, pytest.approx(5, rel=0.01))
-    assert winner(sweep, records)["perfexp.best"].startswith("algorithm=winograd, batch ")
-    assert winner(sweep, records)["perfexp.best_by"] == "throughput/samples_per_second"
 
 
 def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
