@@ -129,7 +129,7 @@ def _place(key: Key) -> Key:
 
 
 def _baseline(sweep: Sweep, records: Sequence[Record], sides: Sequence[Side]) -> tuple[str | None, Side | None]:
-    """The value of `compare.baseline`, and the run that it names: the first one by default, None for an unknown name."""
+    """The value of `compare.baseline`, and the run that it names: the first by default, None for an unknown name."""
     wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
     return wanted, next((side for side in sides if wanted is None or wanted in _names(sweep, side)), None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
@@ -11,6 +12,7 @@ from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import MODEL_AXES, label, varying
+from perfexp.summaries.wording import is_estimate
 from perfexp.tracking.descriptions import metric_part
 
 #: Times of a call that can be best.
@@ -18,8 +20,21 @@ _TIMES = (*DEVICE_TIMES, "latency")
 _RATE = "throughput/samples_per_second"
 
 
-def figures(table: Sequence[Row]) -> Iterator[tuple[str, Row, float]]:
-    """Yield name, row and value of the best figures of each phase; the name has the phase if there are several."""
+class Best(NamedTuple):
+    """The best figure of a phase, whose metric has the phase in its name if there are several.
+
+    Attributes:
+        is_estimated: whether it has no interval, or one that may be too narrow.
+    """
+
+    name: str
+    row: Row
+    value: float
+    is_estimated: bool
+
+
+def figures(table: Sequence[Row]) -> Iterator[Best]:
+    """Yield the best figures of each phase: the smallest median of each time, and the largest rate."""
     phases = dict.fromkeys(row.key.phase for row in table)
     for phase in phases:
         of_phase = [row for row in table if row.key.phase == phase]
@@ -27,10 +42,11 @@ def figures(table: Sequence[Row]) -> Iterator[tuple[str, Row, float]]:
         for kind in _TIMES:
             if timed := [row for row in of_phase if kind in row.times]:
                 best = min(timed, key=lambda row: row.times[kind].median.value)
-                yield f"{prefix}{metric_part(kind)}_p50_ms", best, best.times[kind].median.value * 1e3
-        if rated := [(row.samples_per_second.value, row) for row in of_phase if row.samples_per_second]:
-            rate, best = max(rated, key=lambda one: one[0])
-            yield f"{prefix}samples_per_second", best, rate
+                value = best.times[kind].median.value * 1e3
+                yield Best(f"{prefix}{metric_part(kind)}_p50_ms", best, value, is_estimate(best, kind))
+        if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
+            rate, best = max(rated, key=lambda one: one[0].value)
+            yield Best(f"{prefix}samples_per_second", best, rate.value, rate.low is None)
 
 
 def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:

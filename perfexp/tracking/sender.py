@@ -164,7 +164,7 @@ def fetch(request: Fetch) -> str:
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(request.request_timeout_seconds)
     client = MlflowClient(tracking_uri=request.uri, registry_uri=request.uri)
     run = client.get_run(request.run_id)
-    if run.data.tags.get("perfexp.kind") == "point":
+    if run.data.tags.get("perfexp.kind") in ("point", "size"):
         run = client.get_run(checked_id(run.data.tags[_PARENT]))
     runs = [run]
     if run.data.tags.get("perfexp.kind") == "sweep":

@@ -48,6 +48,10 @@ def runs(store, experiment):
     return read
 
 
+def of_kind(kind, runs):
+    return [run for run in runs if run.data.tags["perfexp.kind"] == kind]
+
+
 @pytest.fixture
 def history(store):
     def read(run, name):
@@ -121,6 +125,7 @@ def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, lea
         "algorithm": "default",
         "mode": "inference",
         "precision": "fp32",
+        "execution": "eager",
         "phase": "inference",
         "batch_size": "1, 8",
         "input_size": "224",
@@ -138,7 +143,7 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
 ):
     record = make_record(sizes=(224, 256, 288), failing={256: Status.OOM})
     sink.publish(record, leave_run(record, tmp_path))
-    (run,) = runs()
+    (run,) = of_kind("run", runs())
     assert history(run, "point/input_height") == [(224, 224), (256, 256), (288, 288)]
     assert history(run, "point/ok") == [(224, 1), (256, 0), (288, 1)]
     assert [step for step, _ in history(run, "latency/p50_ms")] == [224, 288]
@@ -158,10 +163,10 @@ def parts(runs):
 
     def read():
         found = runs()
-        (run,) = [run for run in found if run.data.tags["perfexp.kind"] == "run"]
-        points = [run for run in found if run.data.tags["perfexp.kind"] == "point"]
-        assert {point.data.tags["mlflow.parentRunId"] for point in points} <= {run.info.run_id}
-        assert len(found) == 1 + len(points)
+        (run,) = of_kind("run", found)
+        points, sizes = of_kind("point", found), of_kind("size", found)
+        assert {point.data.tags["mlflow.parentRunId"] for point in points + sizes} <= {run.info.run_id}
+        assert len(found) == 1 + len(points) + len(sizes)
         return run, {(point.data.params["phase"], point.data.params["batch_size"]): point for point in points}
 
     return read
@@ -206,7 +211,8 @@ def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp
     inference = next(child for child in both.children if child.name.startswith("b1 inf "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
-    assert one.children == []
+    sizes = [child.params["input_size"] for child in one.children]
+    assert sizes == ([str(size) for size in alone["sizes"]] if "sizes" in alone else [])
 
 
 def test_runs_below_a_run_are_found_again_completed_and_follow_it(
@@ -233,7 +239,8 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
     before, points = parts()
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
     sink.publish(record, folder)
-    assert {run.info.run_id for run in runs()} == {run.info.run_id for run in (before, *points.values())}
+    whole = {run.info.run_id for kind in ("run", "point") for run in of_kind(kind, runs())}
+    assert whole == {run.info.run_id for run in (before, *points.values())}
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
     client = MlflowClient(tracking_uri=store)
     client.delete_run(before.info.run_id)
@@ -312,20 +319,21 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
     assert sink.publish(record, folder) == first
     assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
-    assert len(history(runs()[0], "latency/p50_ms")) == 2
-    assert files(runs()[0]) == ["config", "data", "logs", "tables"]
-    assert "tables/points.json" in files(runs()[0], "tables")
-    [data] = runs()[0].inputs.dataset_inputs
+    [whole] = of_kind("run", runs())
+    assert len(history(whole, "latency/p50_ms")) == 2
+    assert files(whole) == ["config", "data", "logs", "tables"]
+    assert "tables/points.json" in files(whole, "tables")
+    [data] = whole.inputs.dataset_inputs
     assert (data.dataset.name, data.tags[0].value) == ("cifar10 224x224-256x256 b1", "inference")
 
 
 def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
     killed = make_record(sizes=(224, 256), failing={256: Status.INTERRUPTED}, status=Status.KILLED)
     sink.publish(killed, leave_run(killed, tmp_path))
-    assert runs()[0].info.status == "KILLED"
+    assert [run.info.status for run in of_kind("run", runs())] == ["KILLED"]
     resumed = make_record(sizes=(224, 256), command=["stopping.max_seconds=9"], doubts=[])
     sink.publish(resumed, tmp_path)
-    (run,) = runs()
+    (run,) = of_kind("run", runs())
     assert run.info.status == "FINISHED"
     assert len(history(run, "latency/p50_ms")) == 2
     assert len(history(run, "latency/p50_ms")) == 2

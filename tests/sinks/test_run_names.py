@@ -34,7 +34,14 @@ def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32",
             {"plan": plan("vgg16", "winograd", precision="fp16"), "sizes": (224, 320), "batches": (1, 64)},
             "vgg16 fp16 224-320 b1-64",
         ),
-        ({"plan": plan(choices={"execution": "compile"})}, "vgg16 compile 224 b1 inf"),
+        ({"plan": plan(execution={"compile": "default"})}, "vgg16 compile 224 b1 inf"),
+        ({"plan": plan(execution={"compile": "max-autotune"})}, "vgg16 autotune 224 b1"),
+        ({"plan": plan(execution={"compile": None, "cuda_graph": True})}, "vgg16 graph 224 b1 inf"),
+        ({"plan": plan(execution={"cuda_graph": True, "channels_last": True})}, "vgg16 nhwc+graph 224 b1"),
+        (
+            {"plan": plan("vgg16", "winograd", precision="fp16", execution={"cuda_graph": True})},
+            "vgg16 fp16 graph 224 b1",
+        ),
         ({"plan": plan(tracking={"run_name": "the one that I show to my boss"})}, "the one that I show to my boss"),
     ],
 )
@@ -48,6 +55,8 @@ def test_a_name_has_the_words_that_fit(fields, name, make_record):
         ({"algorithm": "default"}, "default vgg16 224 b1 inf"),
         ({"batch_size": "1", "stopping.max_seconds": "5"}, "b1 max_s…nds=5 vgg16 224"),
         ({"gpu": "h100", "model.name": "vgg16"}, "h100 vgg16 224 b1 inf"),
+        ({"execution": "eager"}, "eager vgg16 224 b1 inf"),
+        ({"execution.cuda_graph": "false"}, "eager vgg16 224 b1 inf"),
     ],
 )
 def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
