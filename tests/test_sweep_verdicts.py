@@ -118,9 +118,9 @@ def test_a_sweep_without_ratios_has_no_such_column():
 def test_the_winner_in_the_store_follows_the_verdicts():
     sweep, records = swept([1.0], [0.8], [1.2], [0.8005])
     assert best.winner(sweep, records) == {
-        "perfexp.best": "algorithm=run1",
+        "perfexp.best": "run1",
         "perfexp.best_by": "device/p50_ms",
-        "perfexp.best_ties": "algorithm=run3",
+        "perfexp.best_ties": "run3",
     }
 
 
@@ -130,9 +130,9 @@ def test_a_faster_looking_run_that_is_undecided_is_a_tie():
     verdicts = sweep_verdicts.of_sweep(sweep, records)
     assert [text.split()[-1] for text in verdicts.ratios.values()] == ["UNDECIDED", "SLOWER"]
     assert best.winner(sweep, records) == {
-        "perfexp.best": "algorithm=run0",
+        "perfexp.best": "run0",
         "perfexp.best_by": "device/p50_ms",
-        "perfexp.best_ties": "algorithm=run1",
+        "perfexp.best_ties": "run1",
     }
 
 
@@ -142,7 +142,7 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
         one.points = one.points[:1]
     assert [text.split()[-1] for text in sweep_verdicts.of_sweep(sweep, records).ratios.values()] == ["UNDECIDED"]
     assert best.winner(sweep, records) == {
-        "perfexp.best_undecided": "algorithm=run0; algorithm=run1",
+        "perfexp.best_undecided": "run0; run1",
         "perfexp.best_by": "device/p50_ms",
     }
 
@@ -161,10 +161,10 @@ def test_runs_of_different_batch_sizes_have_no_winner():
 
 def test_the_winner_of_each_point_is_named():
     tags = best.winner(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2]))
-    assert tags["perfexp.best"] == "algorithm=run1 (32, 33) | algorithm=run0 (34)"
+    assert tags["perfexp.best"] == "run1 (32, 33) | run0 (34)"
     assert "perfexp.best_ties" not in tags
     tags = best.winner(*swept([1.0, 1.0], [0.8, 0.7]))
-    assert tags["perfexp.best"] == "algorithm=run1"
+    assert tags["perfexp.best"] == "run1"
 
 
 def test_each_model_has_a_winner_of_its_own():
@@ -174,4 +174,12 @@ def test_each_model_has_a_winner_of_its_own():
         child.axes = {"model": model, "algorithm": algorithm}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
         one.plan = {"model": {"name": model}, "algorithm": {"name": algorithm}}
-    assert best.winner(sweep, records)["perfexp.best"] == "algorithm=y (a) | algorithm=x (b)"
+    assert best.winner(sweep, records)["perfexp.best"] == "y (a) | x (b)"
+
+
+def test_axes_are_named_where_values_alone_would_not_tell():
+    sweep, records = swept([1.0], [0.8])
+    for child, one in zip(sweep.children, records, strict=True):
+        child.axes = {"algorithm": one.name, "execution.threads": "1"}
+        one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
+    assert best.winner(sweep, records)["perfexp.best"] == "algorithm=run1, execution.threads=1"

@@ -84,5 +84,8 @@ def _metric(measure: str) -> str:
 
 
 def _axes(child: SweepChild, of: Winner) -> str:
-    """The axes of a run, without that of its model if each model has a winner."""
-    return ", ".join(f"{axis}={text}" for axis, text in child.axes.items() if not (of.model and axis in MODEL_AXES))
+    """The axes of a run, without that of its model if each model has a winner; the value alone of one group's axis."""
+    axes = {axis: text for axis, text in child.axes.items() if not (of.model and axis in MODEL_AXES)}
+    if len(axes) == 1 and "." not in "".join(axes):
+        return "".join(axes.values())
+    return ", ".join(f"{axis}={text}" for axis, text in axes.items())
