@@ -4,7 +4,9 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,62 @@ def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_re
     for uid, sizes in {"two": (224, 256), "four": (224, 256, 288, 320), "one": (224,)}.items():
         sink.publish(record := make_record(uid=uid, sizes=sizes), leave_run(record, tmp_path / uid))
     assert listed(VIEWS[-1]) == ["four", "two"], "those without an exponent come last"
+
+
+def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, make_record, leave_run, tmp_path):
+    graph = {"execution": {"compile": None, "cuda_graph": True}}
+    cpu = {"device": {"kind": "cpu", "name": "Example CPU"}}
+    for uid, fields in {
+        "one": {},
+        "sizes": {"sizes": (192, 224, 256)},
+        "batches": {"batches": (1, 8)},
+        "both": {"sizes": (224, 256), "batches": (1, 8), "phases": ("train", "inference")},
+        "other batch": {"batches": (8,)},
+        "other size": {"sizes": (256, 288)},
+        "graph": {"plan": graph},
+        "cpu": {"environment": cpu},
+    }.items():
+        record = make_record(uid=uid.replace(" ", "-"), **fields)
+        sink.publish(record, leave_run(record, tmp_path / record.uid))
+    question = (
+        "params.model = 'resnet50' and params.phase = 'inference' and params.input_size = '224' and "
+        "params.batch_size = '1' and params.precision = 'fp32' and params.execution = 'eager' and "
+        "params.device LIKE 'NVIDIA H200%'"
+    )
+    view = replace(VIEWS[0], query=f"{VIEWS[0].query} and {question}")
+    assert sorted(listed(view)) == ["batches", "both", "one", "sizes"]
+
+
+@pytest.mark.slow
+def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_record, leave_run, tmp_path):
+    record = make_record(sizes=(224, 256), batches=(1, 8))
+    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(record, tmp_path)
+    sizes = {(run.data.params["input_size"], run.data.params["batch_size"]): run for run in of_kind("size", runs())}
+    assert set(sizes) == {(size, batch) for size in ("224", "256") for batch in ("1", "8")}
+    for (size, batch), run in sizes.items():
+        assert run.data.metrics["latency/p50_ms"] == pytest.approx(10 * int(batch) * (int(size) / 224) ** 2, rel=0.02)
+        assert run.data.metrics["point/input_width"] == int(size)
+        assert run.data.tags["perfexp.points"] == "1 ok"
+        assert ("ttfp/total_ms" in run.data.metrics) is ((size, batch) == ("224", "1"))
+
+
+def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
+    assert len(payload.of_run(make_record(sizes=range(32, 96)), tmp_path).children) == 64
+    assert payload.of_run(make_record(sizes=range(32, 97)), tmp_path).children == []
+
+
+def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(make_record, tmp_path):
+    few = payload.of_run(make_record(calls=4), tmp_path)
+    assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(few.tags["perfexp.estimated_metrics"].split(", "))
+    assert "no interval, ≈ " in few.note
+    many = payload.of_run(make_record(), tmp_path)
+    assert "p50" not in many.tags.get("perfexp.estimated_metrics", "")
+    assert "≈" not in many.note.partition("samples/s")[0]
+    several = payload.of_run(make_record(calls=4, sizes=(224, 256)), tmp_path)
+    assert re.search(r"p50 ≈ [\d.]+ ms … ≈ [\d.]+ ms at 2 of 2 points", several.note)
+    batches = payload.of_run(make_record(calls=4, batches=(1, 8)), tmp_path)
+    assert batches.tags["perfexp.estimated_metrics"] == "best/latency_p50_ms, best/samples_per_second"
 
 
 @pytest.fixture
