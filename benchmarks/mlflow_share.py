@@ -7,9 +7,11 @@
   upper bound.
 * `live`: one training on the CPU per repetition, whose epochs go to an MLflow server on this machine in every other
   block of `--block` seconds, in the order with, without, without, with. The claim: at most 1 %. The first block, which
-  creates the run, does not count. Printed: the time of an epoch with over without, the geometric mean over all pairs of
-  adjacent blocks with its 95 % interval by Student's t, and the share of the time with a delivery in progress. The
-  training, the process that sends and the server share one core: an upper bound.
+  creates the run, does not count. The training, the process that sends and the server share one core, so that the
+  training lacks each second that the others compute: an upper bound. Printed, as means over all pairs of adjacent
+  blocks with 95 % intervals by Student's t: the share of the core that perfexp's own process, the sending process and
+  the server take with sending minus without, and the time of an epoch with over without, which any other load on the
+  machine disturbs.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import patch
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.main import main as command
 from perfexp.records.record import Point
 from perfexp.statistics.distributions import student95
+from perfexp.tracking import mlflow_sink
 from perfexp.tracking.live import Follower
-from perfexp.tracking.payload import Payload
 
 RUN = ("model=resnet18", "input_size=96", "stopping.epsilon=0.000001", "stopping.max_seconds=52", "output_dir=run")
 #: A training with short epochs of a small network; its epochs are more than it makes in the time.
@@ -46,7 +50,7 @@ TRAINING = (
     *("mode.train.checkpoints=false", "mode.train.eval_every=100000", "probes.work=false", "quiet=true"),
     "execution.threads=1",
 )
-IMAGES = 64
+IMAGES = 256
 
 
 def perfexp(folder: Path, *arguments: str) -> float:
@@ -69,12 +73,12 @@ def sent() -> None:
 
 @dataclass
 class Block:
-    """Part of a training; `sending` is the time with a delivery in progress, in seconds as `seconds`."""
+    """Part of a training; `computing` is the CPU time of all processes but the training's, in seconds."""
 
     is_live: bool
     seconds: float = 0.0
     epochs: int = 0
-    sending: float = 0.0
+    computing: float = 0.0
 
 
 class Finished(KeyboardInterrupt):
@@ -86,20 +90,13 @@ class Alternating(Follower):
 
     length, limit = 20.0, 240.0
     blocks: ClassVar[list[Block]] = []
+    server = 0
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self._begin = self._last_epoch = time.monotonic()
         type(self).blocks = [Block(is_live=True)]
-        send = self._send
-
-        def timed(content: Payload) -> object:
-            start, block = time.monotonic(), self.blocks[-1]
-            answer = send(content)
-            block.sending += time.monotonic() - start
-            return answer
-
-        self._send = timed
+        self._computed = self._cpu_seconds()
 
     def add(self, point: Point) -> None:
         now, block = time.monotonic(), self.blocks[-1]
@@ -108,6 +105,8 @@ class Alternating(Follower):
         self._last_epoch = now
         if block.seconds >= self.length:
             number = len(self.blocks)  # the first block, live as well, does not count
+            computed, self._computed = self._computed, self._cpu_seconds()
+            block.computing = self._computed - computed
             with self._changed:
                 self.blocks.append(Block(is_live=number % 4 in (1, 0)))
         super().add(point)
@@ -115,17 +114,32 @@ class Alternating(Follower):
             raise Finished
 
     def _wait(self, seconds: float) -> bool:
-        """Wait as the follower does, and then for a block in which epochs are sent."""
-        if not super()._wait(seconds):
-            return False
+        """Wait as the follower does, by the time of the blocks in which epochs are sent."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self.blocks[-1].is_live)
+            end = self._live_seconds + seconds
+            self._changed.wait_for(
+                lambda: (
+                    self._is_over
+                    or (self.blocks[-1].is_live and self._live_seconds >= end and self._last > self._last_sent)
+                )
+            )
             return not self._is_over
+
+    def _cpu_seconds(self) -> float:
+        """CPU time of this process, the sending process, and the server with its workers."""
+        server = psutil.Process(self.server)
+        processes = [psutil.Process(), server, *server.children(recursive=True)]
+        processes += [psutil.Process(sender.process.pid)] if (sender := mlflow_sink._sender) else []
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+    @property
+    def _live_seconds(self) -> float:
+        return sum(block.seconds for block in self.blocks if block.is_live)
 
 
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Run an MLflow server with a new sqlite store; gives its address."""
+def server(folder: Path) -> Iterator[tuple[str, int]]:
+    """Run an MLflow server with a new sqlite store; gives its address and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -141,7 +155,7 @@ def server(folder: Path) -> Iterator[str]:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
                 break
             time.sleep(0.1)
-        yield address
+        yield address, process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -150,8 +164,9 @@ def server(folder: Path) -> Iterator[str]:
 def live(repeats: int, seconds: float, length: float) -> None:
     Alternating.length, Alternating.limit = length, seconds
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of the processes that it starts, too
-    ratios, sending, whole = [], 0.0, 0.0
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as address, contextlib.chdir(name):
+    shares, ratios = [], []
+    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (address, process), contextlib.chdir(name):
+        Alternating.server = process
         perfexp(Path(name), "make-data", "cifar10", "shapes", "--train", str(IMAGES), "--test", "32")
         for repeat in range(repeats):
             with patch("perfexp.tracking.live.Follower", Alternating):
@@ -159,16 +174,22 @@ def live(repeats: int, seconds: float, length: float) -> None:
             blocks = Alternating.blocks[1:-1]
             for one, other in zip(blocks[::2], blocks[1::2], strict=False):
                 on, off = (one, other) if one.is_live else (other, one)
+                shares.append(100 * (on.computing / on.seconds - off.computing / off.seconds))
                 ratios.append(math.log(on.seconds / on.epochs / (off.seconds / off.epochs)))
-            sending += sum(block.sending for block in blocks if block.is_live)
-            whole += sum(block.seconds for block in blocks if block.is_live)
             epoch = statistics.median(block.seconds / block.epochs for block in blocks)
             print(f"repetition {repeat + 1}: {len(blocks)} blocks, epochs of {epoch:.2f} s", flush=True)
-    mean, spread = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios))
-    half = student95(len(ratios) - 1) * spread
-    low, middle, high = (100 * math.expm1(value) for value in (mean - half, mean, mean + half))
-    print(f"added            {middle:+.2f} % ({low:+.2f} … {high:+.2f} %), {len(ratios)} pairs of blocks")
-    print(f"delivering       {sending / whole:.2%} of the time")
+    print(f"pairs of blocks  {len(shares)}")
+    print("share of a core  {:.2f} % ({:.2f} … {:.2f} %)".format(*interval(shares)))
+    print(
+        "time of epochs   {:+.2f} % ({:+.2f} … {:+.2f} %)".format(*(100 * math.expm1(one) for one in interval(ratios)))
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean with both ends of its 95 % interval."""
+    mean, error = statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = student95(len(values) - 1) * error
+    return mean, mean - half, mean + half
 
 
 def main() -> None:
