@@ -12,7 +12,7 @@ from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
-from perfexp.tracking import descriptions
+from perfexp.tracking import best, descriptions
 
 PROCESSES = [0.999, 1.0, 1.001]
 
@@ -113,3 +113,73 @@ def test_console_and_store_show_them():
 def test_a_sweep_without_ratios_has_no_such_column():
     titles = [column.title for column in sweep_summary.runs(*swept([1.0], None)).columns]
     assert not any("/ run" in title for title in titles)
+
+
+def test_the_winner_in_the_store_follows_the_verdicts():
+    sweep, records = swept([1.0], [0.8], [1.2], [0.8005])
+    assert best.winner(sweep, records) == {
+        "perfexp.best": "run1",
+        "perfexp.best_by": "device/p50_ms",
+        "perfexp.best_ties": "run3",
+    }
+
+
+def test_a_faster_looking_run_that_is_undecided_is_a_tie():
+    sweep, records = swept([1.0], [0.9], [1.2])
+    records[1].points = records[1].points[:1]  # one process has no interval
+    verdicts = sweep_verdicts.of_sweep(sweep, records)
+    assert [text.split()[-1] for text in verdicts.ratios.values()] == ["UNDECIDED", "SLOWER"]
+    assert best.winner(sweep, records) == {
+        "perfexp.best": "run0",
+        "perfexp.best_by": "device/p50_ms",
+        "perfexp.best_ties": "run1",
+    }
+
+
+def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
+    sweep, records = swept([1.0], [0.5])
+    for one in records:
+        one.points = one.points[:1]
+    assert [text.split()[-1] for text in sweep_verdicts.of_sweep(sweep, records).ratios.values()] == ["UNDECIDED"]
+    assert best.winner(sweep, records) == {
+        "perfexp.best_undecided": "run0; run1",
+        "perfexp.best_by": "device/p50_ms",
+    }
+
+
+@pytest.mark.parametrize("runs", [(), ([1.0],), ([1.0], None)])
+def test_a_sweep_without_verdicts_has_no_winner(runs):
+    assert best.winner(*swept(*runs)) == {}
+
+
+def test_runs_of_different_batch_sizes_have_no_winner():
+    sweep, records = swept([1.0], [0.8])
+    for point in records[1].points:
+        point.key = msgspec.structs.replace(point.key, batch_size=64)
+    assert best.winner(sweep, records) == {}
+
+
+def test_the_winner_of_each_point_is_named():
+    tags = best.winner(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2]))
+    assert tags["perfexp.best"] == "run1 (32, 33) | run0 (34)"
+    assert "perfexp.best_ties" not in tags
+    tags = best.winner(*swept([1.0, 1.0], [0.8, 0.7]))
+    assert tags["perfexp.best"] == "run1"
+
+
+def test_each_model_has_a_winner_of_its_own():
+    sweep, records = swept([1.0], [0.8], [0.1], [0.2])
+    for job, (child, one) in enumerate(zip(sweep.children, records, strict=True)):
+        model, algorithm = "ab"[job // 2], "xy"[job % 2]
+        child.axes = {"model": model, "algorithm": algorithm}
+        one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
+        one.plan = {"model": {"name": model}, "algorithm": {"name": algorithm}}
+    assert best.winner(sweep, records)["perfexp.best"] == "y (a) | x (b)"
+
+
+def test_axes_are_named_where_values_alone_would_not_tell():
+    sweep, records = swept([1.0], [0.8])
+    for child, one in zip(sweep.children, records, strict=True):
+        child.axes = {"algorithm": one.name, "execution.threads": "1"}
+        one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
+    assert best.winner(sweep, records)["perfexp.best"] == "algorithm=run1, execution.threads=1"

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from perfexp.comparison import comparison_table, judging, pairing
 from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
@@ -17,12 +19,14 @@ from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.record import Key, Record
+from perfexp.records.record import Key, Record, Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 
 #: Measures of which the first that a run shares with the baseline decides.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
+#: Verdicts that leave open which of two runs is faster.
+_OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
 
 
 @dataclass
@@ -41,23 +45,106 @@ class SweepVerdicts:
     fastest: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest run of a point by the verdicts, among the runs of one model if several were compared.
+
+    Attributes:
+        key: the point, of the first of the runs.
+        model: model of the runs; empty if all runs of the sweep have one, or models are what is compared.
+        measure: the measure that decides.
+        job: number of the run; None if no verdict on the point is decided.
+        ties: numbers of the other runs that are not shown to be slower; all runs if nothing is decided.
+    """
+
+    key: Key
+    model: str
+    measure: str
+    job: int | None
+    ties: tuple[int, ...]
+
+
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     """Compare all runs of a sweep with `compare.baseline`, or with the first one that was measured."""
     sides = _sides(sweep, records)
-    wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
-    first = next((side for side in sides if wanted is None or wanted in _names(sweep, side)), None)
+    wanted, first = _baseline(sweep, records, sides)
     if first is None:
         return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if sides else [])
-    others = [other for other in sides if other is not first and _have_a_pair(first, other)]
-    if not others:
-        return SweepVerdicts()
-    found = judging.compare([first, *others], Settings(measures=DECISIVE))
-    names = {other.name: int(other.name) for other in others}
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    for pair in decisive(found.pairs):
-        by_run.setdefault((names[pair.side], pair.key.phase), []).append(pair)
+    for pair in _against(first, sides):
+        by_run.setdefault((int(pair.side), pair.key.phase), []).append(pair)
+    if not by_run:
+        return SweepVerdicts()
     ratios = {place: _text(pairs) for place, pairs in by_run.items()}
     return SweepVerdicts(int(first.name), ratios, _fastest(int(first.name), by_run))
+
+
+def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
+    """The fastest run of each point that several runs of a sweep measured, by the verdicts of `of_sweep`.
+
+    It is the best of the runs that are shown to be faster than the baseline, otherwise the baseline. The baseline of
+    runs that cannot be compared with that of the sweep, of another model or batch size, is the first of them.
+    """
+    sides = _sides(sweep, records)
+    first = _baseline(sweep, records, sides)[1]
+    if first is None:
+        return []
+    models = _models(sides)
+    groups: dict[tuple[str, Key], list[Side]] = {}
+    for side in sides:
+        for key in (one.key for one in side.measurements if one.status is Status.OK):
+            groups.setdefault((models[side.name], _place(key)), []).append(side)
+    known: dict[str, list[Compared]] = {first.name: _against(first, sides)}
+
+    def against(baseline: Side) -> list[Compared]:
+        if baseline.name not in known:
+            of_model = [side for side in sides if models[side.name] == models[baseline.name]]
+            known[baseline.name] = _against(baseline, of_model)
+        return known[baseline.name]
+
+    found = []
+    for (model, place), members in groups.items():
+        baseline = first if first in members else members[0]
+        names = {side.name for side in members}
+
+        def rivals(of: Side, place: Key = place, names: set[str] = names) -> list[Compared]:
+            return [pair for pair in against(of) if pair.side in names and _place(pair.key) == place]
+
+        if not (compared := rivals(baseline)):
+            continue
+        key, measure = compared[0].key, min((pair.measure for pair in compared), key=DECISIVE.index)
+        job, slower = None, set[str]()
+        if any(pair.verdict not in _OPEN for pair in compared):
+            job = _fastest_of(int(baseline.name), [(int(pair.side), pair) for pair in compared])
+            best = next(side for side in members if int(side.name) == job)
+            slower = {best.name, baseline.name} | {p.side for p in rivals(best) if p.verdict is Verdict.WORSE}
+        ties = tuple(int(side.name) for side in members if side.name not in slower)
+        found.append(Winner(key=key, model=model, measure=measure, job=job, ties=ties))
+    return found
+
+
+def _place(key: Key) -> Key:
+    """A point without its precision, in which the runs of a sweep may differ."""
+    return msgspec.structs.replace(key, precision="")
+
+
+def _baseline(sweep: Sweep, records: Sequence[Record], sides: Sequence[Side]) -> tuple[str | None, Side | None]:
+    """The value of `compare.baseline`, and the run that it names: the first by default, None for an unknown name."""
+    wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
+    return wanted, next((side for side in sides if wanted is None or wanted in _names(sweep, side)), None)
+
+
+def _against(baseline: Side, sides: Sequence[Side]) -> list[Compared]:
+    """For each other run and common point the pair of the measure that decides; empty without a common point."""
+    others = [other for other in sides if other is not baseline and _have_a_pair(baseline, other)]
+    return decisive(judging.compare([baseline, *others], Settings(measures=DECISIVE)).pairs) if others else []
+
+
+def _models(sides: Sequence[Side]) -> dict[str, str]:
+    """The model of each run by its number; empty texts unless several runs have one of several models."""
+    models = {side.name: side.measurements[0].features["model"] for side in sides}
+    counts = Counter(models.values())
+    return models if len(counts) > 1 and max(counts.values()) > 1 else dict.fromkeys(models, "")
 
 
 def _sides(sweep: Sweep, records: Sequence[Record]) -> list[Side]:

@@ -16,13 +16,9 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import digits
-from perfexp.summaries.subject import constant, label, one_line, subject
+from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import bare_time, is_narrow
-
-#: Axes whose values are the groups of bars.
-_MODELS = ("model", "model.name")
-
 
 #: Meaning of the ratios at the ends of bars.
 _RATIO = (
@@ -132,7 +128,7 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
     varying = [name for name in NUMERIC if len({getattr(key, name) for key in keys}) > 1]
     bars = []
     for run in sorted(runs, key=lambda run: run.seconds):
-        axes = {name: value for name, value in run.child.axes.items() if not (is_group and name in _MODELS)}
+        axes = {name: value for name, value in run.child.axes.items() if not (is_group and name in MODEL_AXES)}
         name = " · ".join(_axis_text(axis, value) for axis, value in axes.items()) or one_line(run.child.name)
         extra = label(run.row.key, [field for field in varying if field not in axes]) if run.row else ""
         name = " · ".join(filter(None, (name, extra)))
@@ -166,7 +162,7 @@ def _behind(run: _Run) -> bool:
 
 
 def _model(run: _Run) -> str:
-    return next((one_line(run.child.axes[name]) for name in _MODELS if name in run.child.axes), "")
+    return next((one_line(run.child.axes[name]) for name in MODEL_AXES if name in run.child.axes), "")
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:

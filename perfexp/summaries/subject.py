@@ -8,6 +8,8 @@ from typing import Any
 
 from perfexp.records.record import LARGEST, Key
 
+#: Axes of a sweep over models.
+MODEL_AXES = ("model", "model.name")
 _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 
 

@@ -167,6 +167,11 @@ def is_narrow(row: Row) -> bool:
     return is_noted and row.time.n / row.time.tau < estimators.FEW
 
 
+def is_estimate(row: Row, kind: str) -> bool:
+    """Whether the median of a row's time has no interval, or one that may be too narrow."""
+    return row.times[kind].median.low is None or (kind == row.time_kind and is_narrow(row))
+
+
 def narrow_note(rows: Sequence[Row]) -> str:
     """Return what `≈` before a time with an interval says; empty without such a row."""
     kinds = time_kinds(filter(is_narrow, rows))

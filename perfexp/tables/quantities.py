@@ -6,7 +6,7 @@ Extremes, numbers of outliers and cycles are in the tables only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.units import prettify
 from perfexp.statistics import blockwise
-from perfexp.summaries.wording import percentile, service_time
+from perfexp.summaries.wording import is_estimate, percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320
@@ -34,7 +34,7 @@ class Quantity(NamedTuple):
         step: the point's input width if points differ in a square size only, or else its index; the index of the sample
             in the group `samples`, and the number of the epoch in the group `epoch`.
         reason: why there is no value.
-        estimated: whether it is derived from another measured value, or a percentile of too few samples.
+        estimated: whether it is derived from another measured value, or has no interval, or one that may be too narrow.
     """
 
     group: str
@@ -72,13 +72,24 @@ def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
     ]
 
 
+def by_size(run: PointRun) -> list[PointRun]:
+    """Return each size of a run of several sizes as a run of its own; none for a single size."""
+    if len(run.rows) < 2:
+        return []
+    firsts = {one.key.input_size: one for one in run.first_predictions}
+    return [
+        replace(run, rows=(row,), first_predictions=tuple(filter(None, [firsts.get(row.key.input_size)])))
+        for row in run.rows
+    ]
+
+
 def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
     """Yield the numbers of one phase and batch size, point by point."""
     percentiles = requested_percentiles(record)
     steps = _steps(run.rows)
     for row, step in zip(run.rows, steps.values(), strict=True):
-        for group, name, value in _of_row(row):
-            yield Quantity(group, name, value, row.key, step)
+        for group, name, value, is_estimated in _of_row(row):
+            yield Quantity(group, name, value, row.key, step, estimated=is_estimated)
         yield from _percentiles(row, percentiles, step)
         yield from _metrics(row, step)
     yield from _scalings(run.rows, steps)
@@ -118,16 +129,21 @@ def _steps(rows: Sequence[Row]) -> dict[Key, int]:
     return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(rows)}
 
 
-def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
-    """Group, name and value of the row's own figures; MLflow keeps their order in its lists."""
+def _of_row(row: Row) -> Iterator[tuple[str, str, float, bool]]:
+    """Group, name and value of the row's own figures, and whether `≈` precedes it in reports, in MLflow's order."""
     for kind, time in row.times.items():
         for name, value in _of_time(time):
-            yield kind, name, value
+            yield kind, name, value, name == "p50_ms" and is_estimate(row, kind)
     if row.samples_per_second:
         rate = row.samples_per_second
         for ending, number in (("", rate.value), ("_low", rate.low), ("_high", rate.high)):
             if number is not None:
-                yield "throughput", f"samples_per_second{ending}", number
+                yield "throughput", f"samples_per_second{ending}", number, rate.low is None
+    for group, name, value in _facts(row):
+        yield group, name, value, False
+
+
+def _facts(row: Row) -> Iterator[tuple[str, str, float]]:
     for name, seconds in row.phases.items():
         yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3
     yield "point", "input_height", row.key.input_size[0]
@@ -159,8 +175,8 @@ def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[
         kind, summary = service
         for number in (number for number in percentiles if number != 50):
             interval = percentile(summary, number)
-            is_estimate = interval.low is None
-            yield Quantity(kind, f"p{number:g}_ms", interval.value * 1e3, row.key, step, estimated=is_estimate)
+            is_estimated = interval.low is None
+            yield Quantity(kind, f"p{number:g}_ms", interval.value * 1e3, row.key, step, estimated=is_estimated)
 
 
 def _metrics(row: Row, step: int) -> Iterator[Quantity]:

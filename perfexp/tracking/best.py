@@ -1,26 +1,40 @@
-"""Best figures of a sweep, or of a run with several phases and batch sizes, and the run that wins a sweep."""
+"""Best figures of a sweep, or of a run with several phases and batch sizes, and the runs that win a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from typing import NamedTuple
 
-from perfexp.records.growth import is_clearly_below
+from perfexp.comparison import sweep_verdicts
+from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.record import without_replicate
+from perfexp.records.record import Record
 from perfexp.records.summary import Row
-from perfexp.records.sweep_record import SweepChild
-from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import label, varying
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.subject import MODEL_AXES, label, varying
+from perfexp.summaries.wording import is_estimate
 from perfexp.tracking.descriptions import metric_part
 
-#: Times of a call that can be best; the fastest run of one size and batch size is that of the first one.
+#: Times of a call that can be best.
 _TIMES = (*DEVICE_TIMES, "latency")
 _RATE = "throughput/samples_per_second"
 
 
-def figures(table: Sequence[Row]) -> Iterator[tuple[str, Row, float]]:
-    """Yield name, row and value of the best figures of each phase; the name has the phase if there are several."""
+class Best(NamedTuple):
+    """The best figure of a phase, whose metric has the phase in its name if there are several.
+
+    Attributes:
+        is_estimated: whether it has no interval, or one that may be too narrow.
+    """
+
+    name: str
+    row: Row
+    value: float
+    is_estimated: bool
+
+
+def figures(table: Sequence[Row]) -> Iterator[Best]:
+    """Yield the best figures of each phase: the smallest median of each time, and the largest rate."""
     phases = dict.fromkeys(row.key.phase for row in table)
     for phase in phases:
         of_phase = [row for row in table if row.key.phase == phase]
@@ -28,39 +42,50 @@ def figures(table: Sequence[Row]) -> Iterator[tuple[str, Row, float]]:
         for kind in _TIMES:
             if timed := [row for row in of_phase if kind in row.times]:
                 best = min(timed, key=lambda row: row.times[kind].median.value)
-                yield f"{prefix}{metric_part(kind)}_p50_ms", best, best.times[kind].median.value * 1e3
-        if rated := [(row.samples_per_second.value, row) for row in of_phase if row.samples_per_second]:
-            rate, best = max(rated, key=lambda one: one[0])
-            yield f"{prefix}samples_per_second", best, rate
+                value = best.times[kind].median.value * 1e3
+                yield Best(f"{prefix}{metric_part(kind)}_p50_ms", best, value, is_estimate(best, kind))
+        if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
+            rate, best = max(rated, key=lambda one: one[0].value)
+            yield Best(f"{prefix}samples_per_second", best, rate.value, rate.low is None)
 
 
-def winner(table: Sequence[tuple[SweepChild, Row]]) -> dict[str, str]:
-    """Return tags of the best run of a sweep: its axes, the deciding metric, and runs that are not clearly worse.
+def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
+    """Return tags of the fastest runs of a sweep, by the verdicts of its table.
 
-    If all measurements have the same size and samples per call, the first time that all of them have decides, otherwise
-    the rate. A sweep over phases, or with one measured run, has no winner.
+    `perfexp.best` names the fastest run, `perfexp.best_ties` the others that are not shown to be slower, and
+    `perfexp.best_by` the metric that decides. `perfexp.best_undecided` names the runs of which no verdict is decided.
+    Where points or models differ in their winners, they follow in parentheses. A sweep whose runs have no point in
+    common has no tags.
     """
-    found = [(child, row) for child, row in table if row.time]
-    keys = list(dict.fromkeys(without_replicate(row.key) for _, row in found))
-    if len({child.job for child, _ in found}) < 2 or "phase" in varying(keys):
-        return {}
-    kind = next((kind for kind in _TIMES if all(kind in row.times for _, row in found)), None)
-    is_alike = len({(row.key.input_size, row.samples_per_call) for _, row in found}) == 1
-    metric = f"{kind}/p50_ms" if kind and is_alike else _RATE
-    measured = [(_label(child, row, varying(keys)), figure) for child, row in found if (figure := _of(row, metric))]
-    if not measured:
-        return {}
-    name, best = min(measured, key=lambda one: -one[1].value if metric == _RATE else one[1].value)
-    is_worse = partial(is_clearly_below, other=best) if metric == _RATE else partial(is_clearly_below, best)
-    ties = dict.fromkeys(other for other, figure in measured if other != name and not is_worse(figure))
-    return {"perfexp.best": name, "perfexp.best_by": metric, "perfexp.best_ties": "; ".join(ties)}
+    children = {child.job: child for child in sweep.children}
+    found = sweep_verdicts.winners(sweep, records)
+    fields = varying(one.key for one in found)
+    texts: dict[str, dict[str, list[str]]] = {"best": {}, "best_ties": {}, "best_undecided": {}, "best_by": {}}
+    for one in found:
+        where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
+        runs = "; ".join(_axes(children[job], one) for job in one.ties)
+        best = {} if one.job is None else {"best": _axes(children[one.job], one)}
+        decided = {**best, "best_ties" if best else "best_undecided": runs}
+        for name, text in {**decided, "best_by": _metric(one.measure)}.items():
+            if text:
+                texts[name].setdefault(text, []).append(where)
+    return {
+        f"perfexp.{name}": " | ".join(
+            text if len(places) == len(found) or name == "best_by" else f"{text} ({', '.join(places)})"
+            for text, places in of_name.items()
+        )
+        for name, of_name in texts.items()
+        if of_name
+    }
 
 
-def _of(row: Row, metric: str) -> Interval | None:
-    return row.samples_per_second if metric == _RATE else row.times[metric.removesuffix("/p50_ms")].median
+def _metric(measure: str) -> str:
+    return _RATE if measure == "throughput" else f"{metric_part(measure)}/p50_ms"
 
 
-def _label(child: SweepChild, row: Row, fields: Sequence[str]) -> str:
-    """The axes of a run, and what distinguishes its points if an axis does not show it."""
-    axes = [f"{axis}={text}" for axis, text in child.axes.items()]
-    return ", ".join([*axes, *filter(None, [label(row.key, [one for one in fields if one not in child.axes])])])
+def _axes(child: SweepChild, of: Winner) -> str:
+    """The axes of a run, without that of its model if each model has a winner; the value alone of one group's axis."""
+    axes = {axis: text for axis, text in child.axes.items() if not (of.model and axis in MODEL_AXES)}
+    if len(axes) == 1 and "." not in "".join(axes):
+        return "".join(axes.values())
+    return ", ".join(f"{axis}={text}" for axis, text in axes.items())

@@ -21,7 +21,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, median_text, rate_text
+from perfexp.summaries.wording import bare_time, is_estimate, median_text, rate_text
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
 NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
@@ -187,16 +187,21 @@ def _head(record: Record, table: Sequence[Row]) -> list[str]:
 def _headlines(table: Sequence[Row]) -> Iterator[str]:
     for phase in dict.fromkeys(row.key.phase for row in table):
         rows = [row for row in table if row.key.phase == phase]
-        medians = sorted((row.time.median for row in rows if row.time), key=lambda median: median.value)
-        if len(rows) == len(medians) == 1:
+        timed = sorted((row.time.median.value, place) for place, row in enumerate(rows) if row.time)
+        if len(rows) == len(timed) == 1:
             text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {rate_text(rows[0].samples_per_second)} samples/s"
-        elif medians:
+        elif timed:
             kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
-            least, most = bare_time(medians[0]), bare_time(medians[-1])
-            text = f"{kinds} p50 {least} … {most} at {len(medians)} of {len(rows)} points"
+            least, most = (_bare(rows[place]) for _, place in (timed[0], timed[-1]))
+            text = f"{kinds} p50 {least} … {most} at {len(timed)} of {len(rows)} points"
         else:
             text = f"nothing was measured: {', '.join(dict.fromkeys(row.status.value for row in rows))}"
         yield f"**{escape_markdown(phase)}: {escape_markdown(text)}**"
+
+
+def _bare(row: Row) -> str:
+    """The time of a row without its interval, `≈` before it if that is missing or may be too narrow."""
+    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare_time(row.time.median)}" if row.time and row.time_kind else ""
 
 
 def _signed(*blocks: str) -> str:

@@ -24,7 +24,7 @@ from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 from perfexp.tables import csv_tables
-from perfexp.tables.quantities import PointRun, Quantity, of_epochs, point_runs, quantities
+from perfexp.tables.quantities import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
 from perfexp.tracking import best, datasets, descriptions, run_names, run_params
 from perfexp.tracking.datasets import Dataset
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
@@ -32,6 +32,8 @@ from perfexp.tracking.uploads import Upload, sendable
 
 #: Experiment of a plan without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
+#: Most nested runs for sizes; each takes some 50 ms to send.
+_MOST_SIZES = 64
 #: Endings of the names of an interval's parts: of a median, and of any metric.
 _MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
 _INTERVAL = re.compile(r"_(low|high)$")
@@ -59,7 +61,7 @@ class Payload:
         status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
         started: date and time, ISO 8601, as of `ended`.
         parent: the sweep's own run, as it is created if it is missing.
-        children: nested runs, one for each phase and batch size if there are several.
+        children: nested runs, one for each phase and batch size if there are several, and one for each size.
     """
 
     name: str
@@ -83,7 +85,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
     table = rows(record)
     parts = point_runs(record, table)
-    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else (_best(record, table), {})
+    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else _best(record, table)
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
     files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
@@ -111,7 +113,7 @@ def of_run(record: Record, folder: Path) -> Payload:
         note=descriptions.of_run(record, table, skipped),
         files=[*files, *points],
         parent=_parent(record),
-        children=[_of_points(record, part) for part in parts if part.batch_size != LARGEST] if len(parts) > 1 else [],
+        children=_children(record, [part for part in parts if part.batch_size != LARGEST], is_split=len(parts) > 1),
     )
 
 
@@ -124,14 +126,15 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = [(child, row) for child, record in paired(sweep, records) if record for row in rows(record)]
+    table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
     points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
+        "perfexp.estimated_metrics": ", ".join(one.name for one in best.figures(table) if one.is_estimated),
         "mlflow.source.name": "perfexp",
-        **(best.winner(table) if is_whole else {}),
+        **(best.winner(sweep, records) if is_whole else {}),
         **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
@@ -141,7 +144,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
-        figures=[Figure(name, value, 0, ended) for name, _, value in best.figures([row for _, row in table])],
+        figures=[Figure(one.name, one.value, 0, ended) for one in best.figures(table)],
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,
@@ -191,13 +194,24 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
     )
 
 
-def _of_points(record: Record, part: PointRun) -> Payload:
+def _children(record: Record, parts: Sequence[PointRun], *, is_split: bool) -> list[Payload]:
+    """A nested run for each phase and batch size if they are split, and one for each size of those with several.
+
+    A filter finds a measurement by its size, batch size and phase wherever it was measured.
+    """
+    sizes = [one for part in parts for one in by_size(part)]
+    split = [_of_points(record, part, "point") for part in parts] if is_split else []
+    return split + ([_of_points(record, one, "size") for one in sizes] if len(sizes) <= _MOST_SIZES else [])
+
+
+def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
     figures, notes = _figures(record, part)
     keys = [row.key for row in part.rows]
-    identity = {"perfexp.kind": "point", "perfexp.uid": safe_uid(record.uid)}
+    size = {"perfexp.input_size": keys[0].size_label} if kind == "size" else {}
+    identity = {"perfexp.kind": kind, "perfexp.uid": safe_uid(record.uid), "perfexp.phase": safe_uid(part.phase)}
     return Payload(
         name=_name(run_names.of_part(record, keys)),
-        identity=identity | {"perfexp.phase": safe_uid(part.phase), "perfexp.batch_size": str(part.batch_size)},
+        identity=identity | {"perfexp.batch_size": str(part.batch_size), **size},
         status=run_status([row.status for row in part.rows]),
         started=record.started,
         ended=record.ended,
@@ -295,9 +309,12 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
     return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
 
 
-def _best(record: Record, table: Sequence[Row]) -> list[Figure]:
-    times = _end_times(record)
-    return [Figure(name, value, 0, times[row.key, None]) for name, row, value in best.figures(table)]
+def _best(record: Record, table: Sequence[Row]) -> tuple[list[Figure], dict[str, str]]:
+    """The best figures of a run, and the tag of those that are estimated."""
+    times, found = _end_times(record), list(best.figures(table))
+    estimated = ", ".join(one.name for one in found if one.is_estimated)
+    figures = [Figure(one.name, one.value, 0, times[one.row.key, None]) for one in found]
+    return figures, {"perfexp.estimated_metrics": estimated}
 
 
 def of_training(record: Record, point: Point, *, after: int, status: str) -> Payload:

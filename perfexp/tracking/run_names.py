@@ -34,6 +34,16 @@ _PLAIN = ("gpu", "experiment")
 #: Words that names leave out unless a sweep varies them.
 _USUAL = ("default", "fp32", "eager")
 _MODES = {"inference": "inf", "train_inference": "tr+inf"}
+#: Settings of the execution by the words that names have.
+_EXECUTIONS = {
+    "compile=default": "compile",
+    "compile=max-autotune": "autotune",
+    "compile=reduce-overhead": "reduce",
+    "cuda_graph": "graph",
+    "channels_last": "nhwc",
+    "cudnn_benchmark": "bench",
+    "deterministic": "determ",
+}
 
 
 def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
@@ -80,7 +90,7 @@ def of_user(plan: Mapping[str, Any]) -> str | None:
 
 def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
     """The axes with the numbers of their values, where they are known, and what all records share."""
-    nouns = [f"{counts[axis] or ''} {_NOUNS.get(_PARTS.get(axis, axis)) or axis.rpartition('.')[2]}" for axis in counts]
+    nouns = [f"{counts[axis] or ''} {_NOUNS.get(_part(axis) or axis) or axis.rpartition('.')[2]}" for axis in counts]
     words = [_fixed(_words(one, [point.key for point in one.points if point.key.is_timed]), counts) for one in records]
     shared = [word for word in words[0] if all(word in other for other in words)] if words else []
     return _with(_cut(" × ".join(noun.strip() for noun in nouns), LENGTH), shared)
@@ -89,21 +99,32 @@ def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
     """The words of a sweep's axes."""
     own = {axis: f"{'' if axis in _PLAIN else axis.rpartition('.')[2] + '='}{value}" for axis, value in axes.items()}
-    return [words[_PARTS[axis]] if axis in _PARTS else one_line(word) for axis, word in own.items()]
+    return [words[part] if (part := _part(axis)) else one_line(word) for axis, word in own.items()]
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     """The words of a run by the part of its name, the most telling first."""
-    about, choices = subject(record.plan), record.plan.get("choices")
+    about = subject(record.plan)
     return {
         "model": about.model,
         "algorithm": about.algorithm,
         "mode": _MODES.get(about.mode, about.mode),
         "precision": about.precision,
-        "execution": one_line(str(choices.get("execution", "eager"))) if isinstance(choices, Mapping) else "eager",
+        "execution": _execution(about.execution),
         "input_size": _range([key.size_label for key in sorted(keys, key=lambda key: key.pixels)]),
         "batch_size": _batches(keys),
     }
+
+
+def _execution(text: str) -> str:
+    """The settings that differ from the usual execution, `nhwc+graph`; `eager` without."""
+    words = [_EXECUTIONS.get(word, word) for word in text.split(", ") if word != "eager"]
+    return "+".join(words) or "eager"
+
+
+def _part(axis: str) -> str | None:
+    """The part of a name that shows an axis; None if it has a word of its own."""
+    return "execution" if axis.startswith("execution.") else _PARTS.get(axis)
 
 
 def _batches(keys: Sequence[Key]) -> str:
@@ -124,7 +145,7 @@ def _range(sorted_texts: Sequence[str]) -> str:
 
 def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     """The words that no axis shows; inference, the usual mode, comes last and goes first."""
-    shown = {_PARTS.get(axis) for axis in axes}
+    shown = set(map(_part, axes))
     rest = [word for part, word in words.items() if part not in shown and word not in _USUAL]
     return sorted(rest, key=lambda word: word == _MODES["inference"])
 
@@ -134,10 +155,11 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     varying = _varying(words, axes)
     ordered = [word for word in dict.fromkeys([*first, *varying, *_fixed(words, axes)]) if word]
     whole = {*first, *(words[part] for part in ("precision", "input_size", "batch_size"))}
-    needed = {*ordered[:2], *varying, *whole, words["model"], words["algorithm"]}
+    execution = {words["execution"]} & set(ordered)
+    needed = {*ordered[:2], *varying, *whole, *execution, words["model"], words["algorithm"]}
     widths = {word: len(word) for word in ordered if word in needed}
     while _width(widths) > LENGTH:  # the runs of a sweep differ in its axes: their words are shortened last
-        spare = [word for word in widths if word not in whole and word != ordered[0]]
+        spare = [word for word in widths if word not in whole | execution and word != ordered[0]]
         long = [word for word in varying if len(word) > _SHORTEST_AXIS] if set(spare) - set(varying) else []
         least = dict.fromkeys(widths, _SHORTEST) | dict.fromkeys(long, _SHORTEST_AXIS)
         cuttable = [word for word in widths if word not in whole and widths[word] > least[word]]

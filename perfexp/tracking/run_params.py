@@ -16,11 +16,22 @@ from perfexp.tracking.descriptions import NAME_LENGTH, PARAM_LENGTH, allowed, cl
 #: Most parameters of a run: pages and comparisons list all of them.
 MOST = 25
 #: Groups of the configuration whose option is a parameter.
-_GROUPS = ("execution", "stopping", "data")
+_GROUPS = ("stopping", "data")
 #: Parameters of axes with another name.
 _AXES = {"model.name": "model"}
 #: Keys that other parameters show.
-_SHOWN = ("model", "model.name", "algorithm", "mode", "precision", "batch_size", "input_size", "gpu", *_GROUPS)
+_SHOWN = (
+    "model",
+    "model.name",
+    "algorithm",
+    "mode",
+    "precision",
+    "batch_size",
+    "input_size",
+    "gpu",
+    "execution",
+    *_GROUPS,
+)
 #: Groups of keys that concern no measurement.
 _NOT_MEASURED = (
     *("tracking", "output_dir", "speed_dir", "export", "compare", "stage", "quiet", "device_lock", "host_sharing"),
@@ -36,6 +47,7 @@ def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
         "algorithm": about.algorithm,
         "mode": about.mode,
         "precision": about.precision,
+        "execution": about.execution,
         "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
         "batch_size": _batch_sizes(keys),
         "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),

@@ -164,7 +164,7 @@ def fetch(request: Fetch) -> str:
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(request.request_timeout_seconds)
     client = MlflowClient(tracking_uri=request.uri, registry_uri=request.uri)
     run = client.get_run(request.run_id)
-    if run.data.tags.get("perfexp.kind") == "point":
+    if run.data.tags.get("perfexp.kind") in ("point", "size"):
         run = client.get_run(checked_id(run.data.tags[_PARENT]))
     runs = [run]
     if run.data.tags.get("perfexp.kind") == "sweep":
@@ -198,13 +198,13 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
 
 
 def _add_views(client: MlflowClient, experiment_id: str, payload: Payload) -> None:
-    """Add the views that an experiment lacks, of a run's kind of device; those that a person changed stay."""
+    """Add the views that an experiment lacks, of a run's kind; those that a person changed stay."""
     from mlflow import __version__
 
     if has_views(__version__):
         tags = client.get_experiment(experiment_id).tags
         for view in VIEWS:
-            if view.tag not in tags and (not view.device or view.device in payload.tags):
+            if view.tag not in tags and (not view.made_with or view.made_with in payload.tags):
                 client.set_experiment_tag(experiment_id, view.tag, view.value())
 
 

@@ -20,7 +20,8 @@ class View:
 
     Attributes:
         columns: columns from the left with their widths in pixels, the first ones beside the name.
-        device: tag of the runs that the view is for, `gpu` or `cpu`; empty for all.
+        made_with: tag of the runs that the view is made with: `gpu`, `cpu`, or one of sweeps; empty for all.
+        is_ascending: whether the list begins with the smallest value of `order`.
     """
 
     key: str
@@ -28,7 +29,8 @@ class View:
     query: str
     order: str
     columns: dict[str, int]
-    device: str = ""
+    made_with: str = ""
+    is_ascending: bool = True
 
     @property
     def tag(self) -> str:
@@ -40,7 +42,7 @@ class View:
         state = {
             "searchFilter": self.query,
             "orderByKey": self.order,
-            "orderByAsc": True,
+            "orderByAsc": self.is_ascending,
             "startTime": "ALL",
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
@@ -60,7 +62,7 @@ class View:
 
 
 #: Columns that every list has: those beside the names, and the duration.
-_FIXED, _LAST = {"attributes.`Run Name`": 195, "runDateAndNestInfo": 110}, {"duration": 80}
+_FIXED, _LAST = {"attributes.`Run Name`": 195, "runDateAndNestInfo": 75}, {"duration": 80}
 
 
 def _metrics(**widths: int) -> dict[str, int]:
@@ -68,32 +70,59 @@ def _metrics(**widths: int) -> dict[str, int]:
 
 
 def _fastest(phase: str, kind: str, device: str, title: str, **further: int) -> View:
-    """The runs of a phase on one kind of device by a time, with conditions before the interval."""
-    ends = {f"{kind}__{name}": 105 for name in ("ci_low_ms", "ci_high_ms")}
+    """The measurements of a phase on one kind of device by a time, with conditions before the interval."""
+    ends = {f"{kind}__{name}": 80 for name in ("ci_low_ms", "ci_high_ms")}
     return View(
         key=f"perfexp-{title.replace(' on CPUs', '-cpu')}",
         name=f"perfexp: {title}, fastest first",
-        query=f"params.phase = '{phase}' and tags.`perfexp.kind` != 'sweep' and tags.`{device}` LIKE '%'",
+        query=f"params.phase = '{phase}' and tags.`perfexp.points` = '1 ok' and tags.`{device}` LIKE '%'",
         order=f"metrics.`{kind}/p50_ms`",
         columns={
-            "params.`algorithm`": 135,
-            **_metrics(**{f"{kind}__p50_ms": 105}),
+            "params.`algorithm`": 110,
+            **_metrics(**{f"{kind}__p50_ms": 80}),
             **_CONDITIONS,
-            **_metrics(**ends, throughput__samples_per_second=95, **further),
+            **_metrics(**ends, point__processes_count=75),
             **_SUBJECT,
+            **_metrics(throughput__samples_per_second=95, **further),
         },
-        device=device,
+        made_with=device,
     )
 
 
-_CONDITIONS = {"params.`batch_size`": 75, "params.`precision`": 65, "tags.`perfexp.doubts`": 120}
-_SUBJECT = {"params.`model`": 105, "params.`input_size`": 75, "params.`device`": 160}
+_CONDITIONS = {
+    "params.`batch_size`": 60,
+    "params.`precision`": 60,
+    "params.`execution`": 75,
+    "params.`device`": 110,
+    "tags.`perfexp.doubts`": 75,
+}
+_SUBJECT = {"params.`model`": 90, "params.`input_size`": 70}
 _STEPS = {f"train_phase__{name}_ms": 95 for name in ("forward", "backward")}
 VIEWS = (
     _fastest("inference", "device", "gpu", "inference"),
     _fastest("inference", "latency", "cpu", "inference on CPUs"),
     _fastest("train", "device", "gpu", "training", **_STEPS),
     _fastest("train", "latency", "cpu", "training on CPUs", **_STEPS),
+    View(
+        key="perfexp-sweeps",
+        name="perfexp: sweeps, which run won",
+        query="tags.`perfexp.kind` = 'sweep'",
+        made_with="perfexp.finished",
+        order="attributes.start_time",
+        is_ascending=False,
+        columns={
+            "tags.`perfexp.best`": 155,
+            "tags.`perfexp.best_ties`": 125,
+            "tags.`perfexp.best_undecided`": 125,
+            "params.`input_size`": 65,
+            "params.`device`": 130,
+            "params.`batch_size`": 60,
+            "params.`precision`": 60,
+            "params.`execution`": 75,
+            "params.`model`": 90,
+            "tags.`perfexp.best_by`": 100,
+        },
+    ),
     View(
         key="perfexp-sizes",
         name="perfexp: sizes, how time grows",

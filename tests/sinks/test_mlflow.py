@@ -4,7 +4,9 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,10 @@ def runs(store, experiment):
         return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
 
     return read
+
+
+def of_kind(kind, runs):
+    return [run for run in runs if run.data.tags["perfexp.kind"] == kind]
 
 
 @pytest.fixture
@@ -121,6 +127,7 @@ def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, lea
         "algorithm": "default",
         "mode": "inference",
         "precision": "fp32",
+        "execution": "eager",
         "phase": "inference",
         "batch_size": "1, 8",
         "input_size": "224",
@@ -138,7 +145,7 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
 ):
     record = make_record(sizes=(224, 256, 288), failing={256: Status.OOM})
     sink.publish(record, leave_run(record, tmp_path))
-    (run,) = runs()
+    (run,) = of_kind("run", runs())
     assert history(run, "point/input_height") == [(224, 224), (256, 256), (288, 288)]
     assert history(run, "point/ok") == [(224, 1), (256, 0), (288, 1)]
     assert [step for step, _ in history(run, "latency/p50_ms")] == [224, 288]
@@ -152,16 +159,72 @@ def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_re
     assert listed(VIEWS[-1]) == ["four", "two"], "those without an exponent come last"
 
 
+def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, make_record, leave_run, tmp_path):
+    graph = {"execution": {"compile": None, "cuda_graph": True}}
+    cpu = {"device": {"kind": "cpu", "name": "Example CPU"}}
+    for uid, fields in {
+        "one": {},
+        "sizes": {"sizes": (192, 224, 256)},
+        "batches": {"batches": (1, 8)},
+        "both": {"sizes": (224, 256), "batches": (1, 8), "phases": ("train", "inference")},
+        "other batch": {"batches": (8,)},
+        "other size": {"sizes": (256, 288)},
+        "graph": {"plan": graph},
+        "cpu": {"environment": cpu},
+    }.items():
+        record = make_record(uid=uid.replace(" ", "-"), **fields)
+        sink.publish(record, leave_run(record, tmp_path / record.uid))
+    question = (
+        "params.model = 'resnet50' and params.phase = 'inference' and params.input_size = '224' and "
+        "params.batch_size = '1' and params.precision = 'fp32' and params.execution = 'eager' and "
+        "params.device LIKE 'NVIDIA H200%'"
+    )
+    view = replace(VIEWS[0], query=f"{VIEWS[0].query} and {question}")
+    assert sorted(listed(view)) == ["batches", "both", "one", "sizes"]
+
+
+@pytest.mark.slow
+def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_record, leave_run, tmp_path):
+    record = make_record(sizes=(224, 256), batches=(1, 8))
+    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(record, tmp_path)
+    sizes = {(run.data.params["input_size"], run.data.params["batch_size"]): run for run in of_kind("size", runs())}
+    assert set(sizes) == {(size, batch) for size in ("224", "256") for batch in ("1", "8")}
+    for (size, batch), run in sizes.items():
+        assert run.data.metrics["latency/p50_ms"] == pytest.approx(10 * int(batch) * (int(size) / 224) ** 2, rel=0.02)
+        assert run.data.metrics["point/input_width"] == int(size)
+        assert run.data.tags["perfexp.points"] == "1 ok"
+        assert ("ttfp/total_ms" in run.data.metrics) is ((size, batch) == ("224", "1"))
+
+
+def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
+    assert len(payload.of_run(make_record(sizes=range(32, 96)), tmp_path).children) == 64
+    assert payload.of_run(make_record(sizes=range(32, 97)), tmp_path).children == []
+
+
+def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(make_record, tmp_path):
+    few = payload.of_run(make_record(calls=4), tmp_path)
+    assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(few.tags["perfexp.estimated_metrics"].split(", "))
+    assert "no interval, ≈ " in few.note
+    many = payload.of_run(make_record(), tmp_path)
+    assert "p50" not in many.tags.get("perfexp.estimated_metrics", "")
+    assert "≈" not in many.note.partition("samples/s")[0]
+    several = payload.of_run(make_record(calls=4, sizes=(224, 256)), tmp_path)
+    assert re.search(r"p50 ≈ [\d.]+ ms … ≈ [\d.]+ ms at 2 of 2 points", several.note)
+    batches = payload.of_run(make_record(calls=4, batches=(1, 8)), tmp_path)
+    assert batches.tags["perfexp.estimated_metrics"] == "best/latency_p50_ms, best/samples_per_second"
+
+
 @pytest.fixture
 def parts(runs):
     """A function that reads back the run of a record, and by phase and batch size the runs below it."""
 
     def read():
         found = runs()
-        (run,) = [run for run in found if run.data.tags["perfexp.kind"] == "run"]
-        points = [run for run in found if run.data.tags["perfexp.kind"] == "point"]
-        assert {point.data.tags["mlflow.parentRunId"] for point in points} <= {run.info.run_id}
-        assert len(found) == 1 + len(points)
+        (run,) = of_kind("run", found)
+        points, sizes = of_kind("point", found), of_kind("size", found)
+        assert {point.data.tags["mlflow.parentRunId"] for point in points + sizes} <= {run.info.run_id}
+        assert len(found) == 1 + len(points) + len(sizes)
         return run, {(point.data.params["phase"], point.data.params["batch_size"]): point for point in points}
 
     return read
@@ -206,7 +269,8 @@ def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp
     inference = next(child for child in both.children if child.name.startswith("b1 inf "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
-    assert one.children == []
+    sizes = [child.params["input_size"] for child in one.children]
+    assert sizes == ([str(size) for size in alone["sizes"]] if "sizes" in alone else [])
 
 
 def test_runs_below_a_run_are_found_again_completed_and_follow_it(
@@ -233,7 +297,8 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
     before, points = parts()
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
     sink.publish(record, folder)
-    assert {run.info.run_id for run in runs()} == {run.info.run_id for run in (before, *points.values())}
+    whole = {run.info.run_id for kind in ("run", "point") for run in of_kind(kind, runs())}
+    assert whole == {run.info.run_id for run in (before, *points.values())}
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
     client = MlflowClient(tracking_uri=store)
     client.delete_run(before.info.run_id)
@@ -312,20 +377,21 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
     assert sink.publish(record, folder) == first
     assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
-    assert len(history(runs()[0], "latency/p50_ms")) == 2
-    assert files(runs()[0]) == ["config", "data", "logs", "tables"]
-    assert "tables/points.json" in files(runs()[0], "tables")
-    [data] = runs()[0].inputs.dataset_inputs
+    [whole] = of_kind("run", runs())
+    assert len(history(whole, "latency/p50_ms")) == 2
+    assert files(whole) == ["config", "data", "logs", "tables"]
+    assert "tables/points.json" in files(whole, "tables")
+    [data] = whole.inputs.dataset_inputs
     assert (data.dataset.name, data.tags[0].value) == ("cifar10 224x224-256x256 b1", "inference")
 
 
 def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
     killed = make_record(sizes=(224, 256), failing={256: Status.INTERRUPTED}, status=Status.KILLED)
     sink.publish(killed, leave_run(killed, tmp_path))
-    assert runs()[0].info.status == "KILLED"
+    assert [run.info.status for run in of_kind("run", runs())] == ["KILLED"]
     resumed = make_record(sizes=(224, 256), command=["stopping.max_seconds=9"], doubts=[])
     sink.publish(resumed, tmp_path)
-    (run,) = runs()
+    (run,) = of_kind("run", runs())
     assert run.info.status == "FINISHED"
     assert len(history(run, "latency/p50_ms")) == 2
     assert len(history(run, "latency/p50_ms")) == 2

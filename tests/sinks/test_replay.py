@@ -115,7 +115,7 @@ def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
 def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_path):
     content = payload.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
     names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "per_megapixel_ms", "scatter_percent")
-    for batch, child in zip((1, 8), content.children, strict=True):
+    for batch, child in zip((1, 8), content.children[:2], strict=True):
         found = {figure.name: figure for figure in child.figures if figure.name.startswith("scaling/")}
         assert set(found) == {f"scaling/{name}" for name in names}
         assert found["scaling/exponent"].value == pytest.approx(1, abs=0.01)

@@ -7,8 +7,7 @@ from perfexp.errors import UserError
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.summaries.sweep_summary import paired
-from perfexp.tracking import best, descriptions, run_names, run_params
+from perfexp.tracking import descriptions, run_names, run_params
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 
@@ -35,7 +34,14 @@ def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32",
             {"plan": plan("vgg16", "winograd", precision="fp16"), "sizes": (224, 320), "batches": (1, 64)},
             "vgg16 fp16 224-320 b1-64",
         ),
-        ({"plan": plan(choices={"execution": "compile"})}, "vgg16 compile 224 b1 inf"),
+        ({"plan": plan(execution={"compile": "default"})}, "vgg16 compile 224 b1 inf"),
+        ({"plan": plan(execution={"compile": "max-autotune"})}, "vgg16 autotune 224 b1"),
+        ({"plan": plan(execution={"compile": None, "cuda_graph": True})}, "vgg16 graph 224 b1 inf"),
+        ({"plan": plan(execution={"cuda_graph": True, "channels_last": True})}, "vgg16 nhwc+graph 224 b1"),
+        (
+            {"plan": plan("vgg16", "winograd", precision="fp16", execution={"cuda_graph": True})},
+            "vgg16 fp16 graph 224 b1",
+        ),
         ({"plan": plan(tracking={"run_name": "the one that I show to my boss"})}, "the one that I show to my boss"),
     ],
 )
@@ -49,6 +55,8 @@ def test_a_name_has_the_words_that_fit(fields, name, make_record):
         ({"algorithm": "default"}, "default vgg16 224 b1 inf"),
         ({"batch_size": "1", "stopping.max_seconds": "5"}, "b1 max_s…nds=5 vgg16 224"),
         ({"gpu": "h100", "model.name": "vgg16"}, "h100 vgg16 224 b1 inf"),
+        ({"execution": "eager"}, "eager vgg16 224 b1 inf"),
+        ({"execution.cuda_graph": "false"}, "eager vgg16 224 b1 inf"),
     ],
 )
 def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
@@ -97,10 +105,6 @@ def swept(make_record, seconds, axis="algorithm", **fields):
     return sweep, records
 
 
-def winner(sweep, records):
-    return best.winner([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
-
-
 def test_a_sweep_is_named_by_what_it_measures(make_record):
     sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 2.0})
     assert run_names.of_sweep(sweep, records) == "3 algorithms vgg16 224"
@@ -114,24 +118,6 @@ def test_a_sweep_is_named_by_what_it_measures(make_record):
     assert run_names.of_sweep(sweep, records) == "algorithms vgg16 224 b1"
     records[0].plan["tracking"] = {"run_name": "whole"}
     assert run_names.of_sweep(sweep, records) == "whole"
-
-
-def test_the_winner_of_a_sweep_is_the_fastest_and_ties_are_named(make_record):
-    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5, "direct": 0.5001})
-    assert winner(sweep, records) == {
-        "perfexp.best": "algorithm=winograd",
-        "perfexp.best_by": "latency/p50_ms",
-        "perfexp.best_ties": "algorithm=direct",
-    }
-    assert winner(sweep, records[:1]) == {}
-
-
-def test_the_winner_over_batch_sizes_has_the_highest_rate(make_record):
-    sweep, records = swept(make_record, {"default": 1.0, "winograd": 0.5}, batches=(1, 8))
-    figures = {name: (row.key.batch_size, value) for name, row, value in best.figures(rows(records[1]))}
-    assert figures["best/latency_p50_ms"] == (1, pytest.approx(5, rel=0.01))
-    assert winner(sweep, records)["perfexp.best"].startswith("algorithm=winograd, batch ")
-    assert winner(sweep, records)["perfexp.best_by"] == "throughput/samples_per_second"
 
 
 def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):

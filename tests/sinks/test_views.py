@@ -16,7 +16,7 @@ def test_a_view_has_a_state_that_mlflow_unpacks(view):
     method, _, packed = content["state"].partition(";")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
     assert method == "deflate"
-    assert state["orderByKey"] in state["selectedColumns"]
+    assert state["orderByKey"] in [*state["selectedColumns"], "attributes.start_time"]
     assert state["searchFilter"] == view.query
     assert set(state["selectedColumns"]) <= set(state["columnOrder"]) == set(state["columnWidths"])
     assert view.key in store.view_page("http://127.0.0.1:5000", "1", view.key)
@@ -30,15 +30,21 @@ def test_views_are_for_known_versions(version, expected):
 
 
 def test_views_are_for_the_kind_of_device_that_was_measured():
-    by_device = {device: [view.order for view in VIEWS if view.device == device] for device in ("gpu", "cpu")}
+    by_device = {device: [view.order for view in VIEWS if view.made_with == device] for device in ("gpu", "cpu")}
     assert by_device == {"gpu": ["metrics.`device/p50_ms`"] * 2, "cpu": ["metrics.`latency/p50_ms`"] * 2}
     assert len({view.key for view in VIEWS}) == len(VIEWS)
 
 
-@pytest.mark.parametrize("view", [view for view in VIEWS if view.device], ids=lambda view: view.key)
-def test_batch_size_precision_and_warnings_are_before_the_interval(view):
+@pytest.mark.parametrize(
+    "view", [view for view in VIEWS if view.made_with in ("gpu", "cpu")], ids=lambda view: view.key
+)
+def test_conditions_are_before_the_interval_and_the_number_of_processes_behind_it(view):
     columns = list(view.columns)
-    conditions = ["params.`batch_size`", "params.`precision`", "tags.`perfexp.doubts`"]
+    conditions = [f"params.`{name}`" for name in ("batch_size", "precision", "execution", "device")]
     time = columns.index(view.order)
-    assert columns[time + 1 : time + 4] == conditions
-    assert columns[time + 4].endswith("/ci_low_ms`")
+    assert columns[time + 1 : time + 6] == [*conditions, "tags.`perfexp.doubts`"]
+    assert [column.rpartition("/")[2] for column in columns[time + 6 : time + 9]] == [
+        "ci_low_ms`",
+        "ci_high_ms`",
+        "processes_count`",
+    ]
