@@ -4,7 +4,8 @@
 
 Each round measures the same sweep on one GPU, on all with `exclusive=false`, and with `exclusive=true`. The claims:
 with `exclusive=false` at most 0.6 of the wall time of one GPU, and `device` within 1 %; with `exclusive=true` the
-intervals of latency and throughput overlap with those of one GPU. `--options gpu=fake` tries it without GPUs.
+intervals of latency and throughput overlap with those of one GPU. These are intervals of one process on one board, so
+that runs on that board are told from runs on others. `--options gpu=fake` tries it without GPUs.
 The runs stay in the folder `--out`.
 """
 
@@ -26,6 +27,9 @@ from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.blockwise import Summary
 
+#: The board and the statistics of each run of a point, by kind of time, model and point.
+Times = dict[str, list[tuple[str, Summary]]]
+
 
 def main() -> int:
     arguments = _parser().parse_args()
@@ -35,7 +39,7 @@ def main() -> int:
         "turns": [f"hydra.launcher.gpus={arguments.gpus}", "hydra.launcher.exclusive=true"],
     }
     seconds: dict[str, list[float]] = defaultdict(list)
-    times: dict[str, dict[str, list[Summary]]] = {way: defaultdict(list) for way in ways}
+    times: dict[str, Times] = {way: defaultdict(list) for way in ways}
     with suppress(KeyboardInterrupt):  # a machine that is lent by the minute: what is complete counts
         for number in range(arguments.rounds):
             for way, launcher in ways.items():
@@ -48,7 +52,9 @@ def main() -> int:
     print(json.dumps({"wall_seconds": seconds, "wall_ratio": ratios}))
     for way in ("together", "turns"):
         for kind in ("device", "latency", "throughput"):
-            print(way, kind, json.dumps(_compared(times["one GPU"], times[way], kind)))
+            for is_same in (True, False):
+                found = _compared(times["one GPU"], times[way], kind, is_same=is_same)
+                print(way, kind, "same board" if is_same else "other board", json.dumps(found))
     return 0
 
 
@@ -61,23 +67,30 @@ def _sweep(folder: Path, options: list[str], arguments: argparse.Namespace) -> f
     return time.perf_counter() - start
 
 
-def _collect(record: Record, times: dict[str, list[Summary]]) -> None:
+def _collect(record: Record, times: Times) -> None:
+    board = str(record.environment["device"].get("uuid"))
     for row in rows(record):
         for kind, summary in row.times.items():
-            times[f"{kind} {record.plan['model']['name']} {row.key}"].append(summary)
+            times[f"{kind} {record.plan['model']['name']} {row.key}"].append((board, summary))
 
 
-def _compared(one: dict[str, list[Summary]], other: dict[str, list[Summary]], kind: str) -> dict[str, float | int]:
-    """Number of points, worst ratio of the medians, and how many have no overlapping interval in any round."""
-    names = [name for name in one if name.startswith(f"{kind} ") and name in other]
-    ratios = [
-        statistics.median(each.median.value for each in other[name])
-        / statistics.median(each.median.value for each in one[name])
-        for name in names
+def _compared(one: Times, other: Times, kind: str, *, is_same: bool) -> dict[str, float | int | None]:
+    """Number of pairs of a round, worst ratio of their medians, and how many have intervals that do not overlap.
+
+    Args:
+        is_same: whether both of a pair are of the same board, or of two.
+    """
+    pairs = [
+        (first, second)
+        for name in one
+        if name.startswith(f"{kind} ")
+        for (board, first), (its_board, second) in zip(one[name], other[name], strict=False)
+        if (board == its_board) == is_same
     ]
-    apart = sum(not any(_overlap(first, second) for first in one[name] for second in other[name]) for name in names)
-    worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
-    return {"points": len(names), "worst_ratio": round(worst, 4), "apart": apart}
+    ratios = [second.median.value / first.median.value for first, second in pairs]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
+    apart = sum(not _overlap(first, second) for first, second in pairs)
+    return {"pairs": len(pairs), "worst_ratio": worst and round(worst, 4), "apart": apart}
 
 
 def _overlap(first: Summary, second: Summary) -> bool:
