@@ -503,6 +503,8 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
     assert note == "± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %"
+    [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
+    assert pooled_note.endswith("by the processes that measured 1 point, which differ by 1.0 %")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
     assert rest.startswith("± this machine at 1 of 2 points: another run of the same command (3 processes")

@@ -124,6 +124,21 @@ def test_the_winner_in_the_store_follows_the_verdicts():
     }
 
 
+def test_a_run_that_another_one_beats_by_another_time_does_not_win():
+    """The third run has no time of the device: by latency, it is faster than the one that is best by that."""
+    sweep, records = swept([1.0], [0.4], [1.0])
+    for one, factor in zip(records, (1.0, 1.0, 0.5), strict=True):
+        for point in one.points:
+            samples = [factor * 5 * sample for sample in point.series[0].samples]
+            point.series.append(msgspec.structs.replace(point.series[0], name="latency", samples=samples))
+    # the samples of the second run carry the factor of its device time
+    for point in records[1].points:
+        point.series[1].samples = [sample / 0.4 for sample in point.series[1].samples]
+    for point in records[2].points:
+        del point.series[0]
+    assert best.winner(sweep, records) == {"perfexp.best": "run2", "perfexp.best_by": "latency/p50_ms"}
+
+
 def test_a_faster_looking_run_that_is_undecided_is_a_tie():
     sweep, records = swept([1.0], [0.9], [1.2])
     records[1].points = records[1].points[:1]  # one process has no interval

@@ -67,7 +67,8 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
         if key in found:
             history = earlier.get((key, name)) or EarlierTime(key=key, time=name, runs=[])
             times = _times(name, series, history.runs, samples_per_call(points[key][0]))
-            uids = (*history.uids, record.uid) if len(history.uids) == len(history.runs) else ()
+            is_known = len(history.uids) == len(history.runs)
+            uids = (*(history.uids if is_known else [""] * len(history.runs)), record.uid)
             found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
     usable = {
         key: {name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact}

@@ -116,8 +116,14 @@ def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
         job, slower = None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
             job = _fastest_of(int(baseline.name), [(int(pair.side), pair) for pair in compared])
-            best = next(side for side in members if int(side.name) == job)
-            slower = {best.name, baseline.name} | {p.side for p in rivals(best) if p.verdict is Verdict.WORSE}
+            measure = next((pair.measure for pair in compared if int(pair.side) == job), measure)
+            for _ in members:  # runs with other kinds of time: one may be faster by a time that decided nothing yet
+                best = next(side for side in members if int(side.name) == job)
+                if (faster := _fastest_of(job, [(int(pair.side), pair) for pair in rivals(best)])) == job:
+                    break
+                measure = next(pair.measure for pair in rivals(best) if int(pair.side) == faster)
+                job = faster
+            slower = {best.name} | {pair.side for pair in rivals(best) if pair.verdict is Verdict.WORSE}
         ties = tuple(int(side.name) for side in members if side.name not in slower)
         found.append(Winner(key=key, model=model, measure=measure, job=job, ties=ties))
     return found
@@ -206,6 +212,11 @@ def _fastest(baseline: int, by_run: dict[tuple[int, str], list[Compared]]) -> li
 
 
 def _fastest_of(baseline: int, compared: Sequence[tuple[int, Compared]]) -> int:
-    """The run with the best figure of those that are shown to be faster than the baseline; else the baseline."""
+    """The run with the best figure of those that are shown to be faster than the baseline; else the baseline.
+
+    It is the best by the measure that decides first, since ratios of different measures do not compare.
+    """
     better = [(job, pair) for job, pair in compared if pair.verdict is Verdict.BETTER]
-    return max(better, key=lambda one: abs(math.log(one[1].ratio or 1.0)))[0] if better else baseline
+    if not better:
+        return baseline
+    return min(better, key=lambda one: (DECISIVE.index(one[1].measure), -abs(math.log(one[1].ratio or 1.0))))[0]

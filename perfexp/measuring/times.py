@@ -170,7 +170,7 @@ class Times:
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
-            waits = whole.name in DEVICE_TIMES and not chunk
+            waits = whole.name in DEVICE_TIMES and not chunk and ratio > 1
             why = ": they do not fit the launch queue and include the device's waits for the host" if waits else ""
             point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why))
 

@@ -116,7 +116,9 @@ class Chart:
         """Meaning of hollow markers; empty without one."""
         lines = [(panel, line) for panel in self.panels for line in panel.lines]
         is_bare = any(panel.has_intervals and any(y.low is None for y in line.y) for panel, line in lines)
-        return _hollow(is_bare=is_bare, is_rough=any(line.rough for _, line in lines))
+        estimated = any(line.rough for panel, line in lines if panel.unit == "joules")
+        rough = any(line.rough for panel, line in lines if panel.unit != "joules")
+        return " or ".join(filter(None, (_hollow(is_bare=is_bare, is_rough=rough), "estimated" if estimated else "")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,16 +155,17 @@ def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], od
 
 
 def _knee(rates: Line) -> dict[float, str]:
-    """The batch from which on the rate stays near the best one, or the last one if only that is near it.
+    """The batch from which on the rate stays near the best one, or the last one if no other is near it.
 
-    None if the rate of the last batch is lower again.
+    None if the rate falls in between, up to the last batch or the one before.
     """
     if len(rates.x) < _LEAST_BATCHES:
         return {}
     best = max(y.value for y in rates.y)
     lower = max((x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best), default=0.0)
     near = [x for x in rates.x if x > lower]
-    if not near:
+    is_rising = all(y.value < _KNEE * best for y in rates.y[:-1])
+    if not near or (len(near) == 1 and not is_rising):
         return {}
     if len(near) == 1:
         return {near[0]: f"still rising at batch {near[0]:g}, the largest"}

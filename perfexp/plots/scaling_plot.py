@@ -8,8 +8,6 @@ from typing import NamedTuple
 from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel
 from perfexp.records.summary import Row
 
-#: Axis of a sweep that this plot is for.
-COUNT = "gpu.count"
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
 
@@ -34,13 +32,15 @@ def plot(caption: Caption, runs: Sequence[Sharing]) -> Chart:
     for phase in phases:
         lines = _lines([run for run in runs if run.phase == phase])
         prefix = f"{phase}: " if len(phases) > 1 else ""
-        panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=tuple(_proportional(lines))))
+        if lines:
+            panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=tuple(_proportional(lines))))
     counts = sorted({run.devices for run in runs})
     several = len({run.name for run in runs}) > 1
     missing: dict[float, list[str]] = {}
     for run in runs:
         if run.row is None or run.row.samples_per_second is None:
-            missing.setdefault(run.devices, []).append(f"{run.name}: {run.status}" if several else run.status)
+            where = [run.name if several else "", run.phase if len(phases) > 1 else ""]
+            missing.setdefault(run.devices, []).append(": ".join(filter(None, (*where, run.status))))
     return Chart(
         caption=caption,
         axis="devices, each with its own batch",
@@ -53,10 +53,11 @@ def plot(caption: Caption, runs: Sequence[Sharing]) -> Chart:
 def _lines(runs: Sequence[Sharing]) -> tuple[Line, ...]:
     lines = []
     for color, name in enumerate(dict.fromkeys(run.name for run in runs)):
-        points = sorted(
+        points = [
             (run.devices, rate) for run in runs if run.name == name and run.row and (rate := run.row.samples_per_second)
-        )
+        ]
         if points:
+            points.sort(key=lambda point: point[0])
             x, y = zip(*points, strict=True)
             lines.append(Line(label=name, x=x, y=y, color=color))
     return tuple(lines)

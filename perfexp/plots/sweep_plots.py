@@ -14,7 +14,7 @@ from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.records.units import digits
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
@@ -56,9 +56,10 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     if axis:
         named = [Named(_label(child.axes, row.key, fields, axis), row) for child, row in runs if row]
         return chart_of(caption, named, axis)
-    if len({run.child.axes.get(scaling_plot.COUNT) for run in runs}) > 1:
+    sharing = [_sharing(run, devices, fields) for run in runs if (devices := run.child.devices) is not None]
+    if len({run.devices for run in sharing}) > 1:
         words = f"samples/s of all devices with their 95 % interval, on {device or 'unknown devices'}"
-        return scaling_plot.plot(replace(caption, subtitle=words), [_sharing(run, fields) for run in runs])
+        return scaling_plot.plot(replace(caption, subtitle=words), sharing)
     facets = tuple(_facets(runs))
     if any(bar.text.endswith("×") for facet in facets for group in facet.groups.values() for bar in group):
         caption = replace(
@@ -68,12 +69,12 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     return Bars(caption=caption, facets=facets)
 
 
-def _sharing(run: _Run, fields: Sequence[str]) -> scaling_plot.Sharing:
+def _sharing(run: _Run, devices: int, fields: Sequence[str]) -> scaling_plot.Sharing:
     """A run of a sweep over numbers of devices; a failed one has the phase of no panel."""
-    axes = {name: value for name, value in run.child.axes.items() if name != scaling_plot.COUNT}
-    name = _label(axes, run.row.key, fields, "") if run.row else " · ".join(_axis_text(*axis) for axis in axes.items())
-    status = run.row.status if run.row else run.child.status
-    devices = int(run.child.axes[scaling_plot.COUNT])
+    words = [_axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT]
+    if run.row:
+        words.append(label(run.row.key, [name for name in fields if name != "phase" and name not in run.child.axes]))
+    name, status = " · ".join(filter(None, words)), run.row.status if run.row else run.child.status
     return scaling_plot.Sharing(name, devices, run.row.key.phase if run.row else "", run.row, status.value)
 
 

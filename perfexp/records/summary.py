@@ -173,7 +173,8 @@ def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component],
     if times == row.times:
         return row
     is_of_time = row.time_kind is not None and times[row.time_kind] != row.time
-    return replace(row, times=times, is_pooled=True, selfcheck=selfcheck if is_of_time else row.selfcheck)
+    pooled = row.is_pooled or is_of_time
+    return replace(row, times=times, is_pooled=pooled, selfcheck=selfcheck if is_of_time else row.selfcheck)
 
 
 def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:

@@ -12,6 +12,8 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.record import SCHEMA_VERSION, Record, Status
 
+#: Axis of a sweep over numbers of devices.
+GPU_COUNT = "gpu.count"
 #: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
 
@@ -25,6 +27,12 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     status: Status
     axes: dict[str, str] = {}
     error: str | None = None
+
+    @property
+    def devices(self) -> int | None:
+        """Number of devices of a sweep over them; None without that axis, or with a value that is no number."""
+        text = self.axes.get(GPU_COUNT, "")
+        return int(text) if text.isascii() and text.isdecimal() else None
 
 
 class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ class Repeats:
             samples show none.
         earlier: the figure of each process of earlier runs of the same command, oldest first.
         between: variance between processes that other points of the run show, for a figure of one process.
-        uids: identifiers of the earlier runs, then that of this one; without them no run is recognized in a history.
+        uids: identifiers of the earlier runs, then that of this one; one that is unknown is empty.
     """
 
     values: tuple[float, ...]
@@ -107,7 +107,7 @@ def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
     three runs. The two runs themselves do not count for the variance between runs, which would hide their difference.
     A side without a history varies between runs as the other one does. If neither has one, the error only holds for
     other processes of these two runs, and `has_runs` is False. Two runs of the same command share their history, whose
-    variance then counts for both.
+    variance then counts for both, with its degrees of freedom once; so it does where their runs are unknown.
 
     The variances add up; the degrees of freedom are those of Welch, "The generalization of Student's problem" (1947).
     """
@@ -120,7 +120,8 @@ def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
         return LogRatio(value=value)
     terms = [(one.total.variance, one.total.degrees), (two.total.variance, two.total.degrees)]
     has_runs = one.has_runs or two.has_runs
-    if shared is not None and has_runs:  # the same estimate twice
+    may_share = shared is not None or (one.has_runs and two.has_runs and not all((*other.uids, *baseline.uids)))
+    if may_share and has_runs:  # the same estimate twice, or perhaps
         terms = [(one.total.variance + two.total.variance, min(one.total.degrees, two.total.degrees))]
     elif one.has_runs != two.has_runs:
         known = 0 if one.has_runs else 1

@@ -22,7 +22,7 @@ def scope_notes(rows: Iterable[Row]) -> list[str]:
         kinds[_of_points] += kinds.pop(_of_processes)
     several = len(list(filter(None, kinds.values()))) > 1
     return [
-        text(of_kind, f" at {len(of_kind)} of {len(timed)} points" if several else "")
+        text(timed if text is _of_points else of_kind, f" at {len(of_kind)} of {len(timed)} points" if several else "")
         for text, of_kind in kinds.items()
         if of_kind
     ]
@@ -66,12 +66,15 @@ def _of_runs(rows: Sequence[Row], where: str) -> str:
 
 
 def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
-    return f"± this machine{where}: another run, by the processes of its selfcheck of {rows[0].selfcheck}"
+    dates = " and ".join(dict.fromkeys(row.selfcheck for row in rows if row.selfcheck))
+    return f"± this machine{where}: another run, by the processes of its selfcheck of {dates}"
 
 
 def _of_points(rows: Sequence[Row], where: str) -> str:
-    anchors = units.counted(sum(row.processes > 1 for row in rows), "point")
-    return f"± this machine{where}: another run, by the processes that measured {anchors}{_spread_text(rows)}"
+    """The words for points of one process; `rows` are all, of which those of several processes widened them."""
+    anchors = [row for row in rows if row.processes > 1]
+    points = units.counted(len(anchors), "point")
+    return f"± this machine{where}: another run, by the processes that measured {points}{_spread_text(anchors)}"
 
 
 def _of_processes(rows: Sequence[Row], where: str) -> str:

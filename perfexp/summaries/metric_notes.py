@@ -51,13 +51,16 @@ def _pace(rows: Sequence[Row], name: str) -> str:
 
 def speedups(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
     """Which speedups are of one process beside times of several, and whether the loop leaves their device idle."""
-    names = {metric.name for metric in shown if races.is_speedup(metric.name)}
+    names = {metric.name for metric in shown if races.is_speedup(metric.name) and metric.value is not None}
     groups, notes = by_point(record), []
     having = [row for row in rows if any(metric.name in names for metric in row.metrics)]
-    several = [(groups[row.key], metric.name) for row in having if row.processes > 1 for metric in row.metrics]
-    pooled = [pooled_speedup(points, name) for points, name in several if name in names]
-    if not all(pooled):
-        but = ", but for the promised ones," if any(pooled) else ""
+    is_pooled: dict[str, bool] = {}
+    for row in having:
+        for name in (metric.name for metric in row.metrics if row.processes > 1 and metric.name in names):
+            is_pooled[name] = is_pooled.get(name, True) and pooled_speedup(groups[row.key], name) is not None
+    if not all(is_pooled.values()):
+        are_promised = any(is_pooled.values()) and all(done == ("promised" in name) for name, done in is_pooled.items())
+        but = ", but for the promised ones," if are_promised else ""
         notes.append(f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms")
     if any(item.code in ("launch_bound", "device_idle") for row in having for item in row.doubts):
         notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")

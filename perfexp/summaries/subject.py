@@ -8,6 +8,11 @@ from typing import Any
 
 from perfexp.records.record import LARGEST, Key
 
+#: Settings of the execution that its words name besides the compile mode: those that are on, and numbers.
+_SWITCHES = ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic")
+_NUMBERS = ("threads", "interop_threads")
+#: Settings that the words of the execution show.
+EXECUTION_KEYS = frozenset({"compile", *_SWITCHES, *_NUMBERS})
 #: Axes of a sweep over models.
 MODEL_AXES = ("model", "model.name")
 _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
@@ -115,6 +120,6 @@ def _execution(node: object) -> str:
         return one_line(str(node)) if node else "eager"
     mode = node.get("compile")
     words = [f"compile={mode}" if mode else "eager"]
-    words += [name for name in ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic") if node.get(name)]
-    words += [f"{name}={node[name]}" for name in ("threads", "interop_threads") if node.get(name)]
+    words += [name for name in _SWITCHES if node.get(name)]
+    words += [f"{name}={node[name]}" for name in _NUMBERS if node.get(name)]
     return ", ".join(one_line(word) for word in words)

@@ -10,7 +10,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
@@ -19,7 +19,6 @@ from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import constant, label, one_line, subject
 
 #: The axis of a sweep over numbers of devices.
-_GPU_COUNT = "gpu.count"
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -50,11 +49,11 @@ def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnos
     """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer."""
     counts: dict[tuple[object, ...], list[tuple[int, int, estimators.Interval]]] = {}
     for child, record in paired(sweep, records):
-        rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != _GPU_COUNT))
-        for row in rows(record) if record and child.axes.get(_GPU_COUNT, "").isdecimal() else []:
+        rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT))
+        for row in rows(record) if record and child.devices is not None else []:
             if row.samples_per_second:
                 group = counts.setdefault((rest, row.key), [])
-                group.append((int(child.axes[_GPU_COUNT]), child.job, row.samples_per_second))
+                group.append((child.devices or 0, child.job, row.samples_per_second))
     worst: dict[int, tuple[float, int, int]] = {}
     for group in counts.values():
         for count, job, rate in group:

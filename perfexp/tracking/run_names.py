@@ -8,7 +8,7 @@ from typing import Any
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
-from perfexp.summaries.subject import one_line, subject
+from perfexp.summaries.subject import EXECUTION_KEYS, one_line, subject
 
 #: Longest name that perfexp makes; a user's may be longer.
 LENGTH = 24
@@ -124,7 +124,8 @@ def _execution(text: str) -> str:
 
 def _part(axis: str) -> str | None:
     """The part of a name that shows an axis; None if it has a word of its own."""
-    return "execution" if axis.startswith("execution.") else _PARTS.get(axis)
+    group, _, key = axis.partition(".")
+    return "execution" if group == "execution" and key in EXECUTION_KEYS else _PARTS.get(axis)
 
 
 def _batches(keys: Sequence[Key]) -> str:

@@ -119,7 +119,7 @@ def test_lines_of_several_runs_are_judged_each_by_itself(build: Builder) -> None
 
 
 def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builder) -> None:
-    seconds = {4: 4 / 50, 8: 8 / 100, 16: 16 / 70, 32: 32 / 105}
+    seconds = {4: 4 / 50, 8: 8 / 60, 16: 16 / 70, 32: 32 / 105}
     plot = record_plots.plot(build.record(*(build.point(time, batch=batch) for batch, time in seconds.items())))
     assert isinstance(plot, Chart)
     assert plot.panels[1].marks == {32.0: "still rising at batch 32, the largest"}
@@ -131,6 +131,7 @@ def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builde
         ((50, 80, 95, 100), {16: "90 % of the best rate from batch 16 on"}),
         ((50, 80, 100, 120), {32: "still rising at batch 32, the largest"}),
         ((50, 100, 80, 70), {}),
+        ((50, 100, 70, 105), {}),
     ],
 )
 def test_a_rate_that_rises_up_to_the_largest_batch_has_no_knee(
@@ -320,6 +321,26 @@ def test_devices_that_share_a_batch_each_are_a_curve_of_their_rate(build: Builde
     assert plot.gaps == {2: "b: oom"}
     assert plot.ticks == {1: "1", 2: "2", 4: "4"}
     assert drawing.draw(plot).startswith(b"\x89PNG")
+
+
+def test_a_number_of_devices_may_come_twice_and_values_that_are_no_number_are_left_out(build: Builder) -> None:
+    counts = ("1", "2", "2", "all")
+    axes = [{"gpu.count": count, "mode": "train"} for count in counts]
+    points = [[build.point(0.1, facts={"world_size": int(count)})] if count.isdecimal() else None for count in counts]
+    plot = sweep_plots.plot(*build.sweep(axes, points))
+    assert isinstance(plot, Chart)
+    assert [(line.label, line.x) for line in plot.panels[0].lines] == [("train", (1, 2, 2))]
+    assert not plot.gaps
+
+
+def test_estimated_energies_are_hollow_and_named_so(build: Builder) -> None:
+    points = [build.point(batch=batch, n=200, noise=0.001) for batch in (1, 2)]
+    for point in points:
+        metric = Metric(name="energy/per_call_joules", value=1.0, unit="joules", low=0.9, high=1.1, estimated=True)
+        point.metrics.append(metric)
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    assert plot.hollow == "estimated"
 
 
 def test_a_sweep_never_mixes_two_kinds_of_time(build: Builder) -> None:
