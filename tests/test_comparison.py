@@ -93,6 +93,16 @@ def test_the_ratio_of_two_samples_is_that_of_welchs_test():
     assert not found.has_runs
 
 
+def test_histories_whose_runs_are_unknown_may_be_one():
+    """Records of older versions: three runs that may be the same three count their degrees of freedom once."""
+    history = [(0.95,) * 3, (1.05,) * 3, (1.0,) * 3]
+    known = [repeats(0.999, 1.0, 1.001, earlier=history, uids=(*names, names)) for names in ("abc", "def")]
+    old = [repeats(0.999, 1.0, 1.001, earlier=history, uids=("", "", "", name)) for name in "gh"]
+    different, unknown = (ratios.log_ratio(*sides) for sides in (known, old))
+    assert unknown.error == pytest.approx(different.error)
+    assert (unknown.degrees, different.degrees) == (pytest.approx(2), pytest.approx(4))
+
+
 def test_a_side_without_a_history_varies_between_runs_as_the_other_does():
     one, two = (1.0, 1.001, 0.999), (1.0, 1.002, 0.998)
     history = [(0.95,) * 3, (1.05,) * 3, (1.02,) * 3]

@@ -478,6 +478,24 @@ def test_speedups_of_the_whole_model_are_pooled_where_every_process_has_them(mak
     assert not any("first process" in note for note in overview.metrics(record, rows).notes)
 
 
+def test_promised_speedups_are_not_excepted_where_there_are_none(make_record):
+    """Of two speedups each process has the first, and one process the second."""
+    names = ("algorithm/speedup_over_default", "algorithm/captured_speedup_over_default")
+    points = [point(0.01, replicate=number) for number in range(2)]
+    for number, each in enumerate(points):
+        each.metrics += [Metric(name=name, value=1.1, unit="1") for name in names[: 2 - number]]
+    record = make_record(points=points)
+    [note] = [note for note in overview.metrics(record, summary.rows(record)).notes if "first process" in note]
+    assert "promised" not in note
+
+
+def test_a_speedup_that_is_missing_is_of_no_process(make_record):
+    points = [point(0.01, replicate=number) for number in range(2)]
+    points[0].metrics.append(Metric(name="algorithm/speedup_over_default", value=None, unit="1", reason="no time"))
+    record = make_record(points=points)
+    assert not any("first process" in note for note in overview.metrics(record, summary.rows(record)).notes)
+
+
 def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     [first] = summary.rows(make_record(points=[point(0.01)]))
     earlier = replace(first, runs=2)

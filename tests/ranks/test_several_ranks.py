@@ -249,6 +249,15 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by
     assert "ranks/communication_share" not in values
 
 
+def test_one_device_has_no_scaling_and_says_so():
+    asked = [one for one in QUICK if one != "gpu.count=2"]
+    found = perfexp(*MODEL, *asked, "probes.scaling=true", "output_dir=run")
+    assert found.returncode == 0, found.stderr
+    [point] = Record.load(Path("run")).points
+    metric = point.metric("ranks/scaling_efficiency")
+    assert (metric.value, metric.reason) == (None, "this is one device alone")
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -57,6 +57,7 @@ def test_a_name_has_the_words_that_fit(fields, name, make_record):
         ({"gpu": "h100", "model.name": "vgg16"}, "h100 vgg16 224 b1 inf"),
         ({"execution": "eager"}, "eager vgg16 224 b1 inf"),
         ({"execution.cuda_graph": "false"}, "eager vgg16 224 b1 inf"),
+        ({"execution.ddp.bucket_cap_mb": "50"}, "bucke…mb=50 vgg16 224 b1"),
     ],
 )
 def test_a_run_of_a_sweep_begins_with_its_axes(axes, name, make_record):
