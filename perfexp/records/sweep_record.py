@@ -30,7 +30,7 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def devices(self) -> int | None:
-        """Number of devices of a sweep over them; None without that axis, or with a value that is no number."""
+        """Number of devices of a sweep over them; None without that axis, or where its value is another word."""
         text = self.axes.get(GPU_COUNT, "")
         return int(text) if text.isascii() and text.isdecimal() else None
 
