@@ -39,6 +39,16 @@ _DETAILS = (
     *("energy/counter_", "energy/integral_", "energy/window_", "energy/calls", "energy/call_", "energy/meter_"),
     *("energy/queued_power_", "energy/queued_call_", "energy/net_per_call_", "energy/net_per_epoch_"),
 )
+#: Figures of one rank and of all ranks, by the beginnings of their metrics; those without a metric are always there.
+_OF_ONE_RANK = {
+    "batch": "",
+    "times": "",
+    "memory": "memory/",
+    "FLOPs": "work/flops",
+    "FLOP/s": "work/flops_per_second",
+    "MFU": "mfu",
+}
+_OF_ALL_RANKS = {"samples/s": "", "power": wording.POWER, "energy": wording.ENERGY}
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 _SHARES = {
@@ -243,6 +253,24 @@ def _load_text(readings: Sequence[float] | None, factor: float, unit: str) -> st
 def _busy_seconds(point: Point, name: str) -> float:
     series = point.find_series(name)
     return sum(series.samples) * series.calls_per_sample if series else 0.0
+
+
+def scope_of_ranks(record: Record, rows: Sequence[Row]) -> str:
+    """Return which figures are of one rank and which of all ranks; empty for a run of one process."""
+    if "ranks" not in record.environment:
+        return ""
+    ranks = record.environment["ranks"] or {}
+    names = {metric.name for row in rows for metric in row.metrics if metric.value is not None}
+    of_one, of_all = (
+        [title for title, start in titles.items() if not start or any(name.startswith(start) for name in names)]
+        for titles in (_OF_ONE_RANK, _OF_ALL_RANKS)
+    )
+    count = len(ranks.get("devices") or ())
+    return f"{_joined(of_one)} of one rank; {_joined(of_all)} of all{f' {count}' if count else ''}"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def ranks(record: Record) -> list[str]:
