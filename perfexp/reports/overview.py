@@ -289,14 +289,17 @@ def ranks(record: Record) -> list[str]:
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
     together = metrics.pop("samples_per_second", None)
+    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
     if together is not None:
         rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
-        gradients = " but for the gradients" if point.key.phase == "train" else ""
-        yield f"together {rate}, independent{gradients}"
-    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
-    if own:
-        least, most = (units.digits(value, 3) for value in (min(own), max(own)))
-        yield f"each {least if least == most else f'{least} … {most}'}"
+        least, most = (units.digits(value, 3) for value in (min(own, default=0.0), max(own, default=0.0)))
+        each = f", each {least if least == most else f'{least} … {most}'} while all work" if own else ""
+        alone = point.find_series("ranks/alone")
+        by_itself = ""
+        if alone and alone.measured:
+            rate_alone = point.key.batch_size * len(alone.measured) / sum(alone.measured)
+            by_itself = f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
+        yield f"check by bursts: together {rate}{each}{by_itself}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
     for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first
