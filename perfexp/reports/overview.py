@@ -183,6 +183,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     notes = _reasons(rows, {metric.name for metric in others})
     if not columns and not notes and not left_out:
         return None
+    if wording.COVERAGE in titles:
+        notes += convolutions.coverage(record)
     notes += metric_notes.peaks(rows, others)
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)

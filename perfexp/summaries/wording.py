@@ -269,7 +269,7 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and whether it is proven: `100 %, not verified`; empty without one.
+    """Return the algorithm coverage, and which part of it is not verified: `100 %, 37 % not verified`; empty without.
 
     Records of older versions lack the proof.
     """
@@ -280,7 +280,7 @@ def coverage_text(row: Row) -> str:
         return f"{metric_text(asked)}, proof not recorded"
     if proven.value == asked.value:
         return f"{metric_text(asked)}, proven"
-    return f"{metric_text(asked)}, {f'{metric_text(proven)} proven' if proven.value else 'not verified'}"
+    return f"{metric_text(asked)}, {f'{percent(asked.value - proven.value)} ' if proven.value else ''}not verified"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
