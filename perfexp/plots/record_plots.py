@@ -23,6 +23,7 @@ from perfexp.summaries.wording import (
     interval_of,
     interval_text,
     is_narrow,
+    is_narrow_rate,
     median_text,
     percent,
     scaling_text,
@@ -149,7 +150,7 @@ def _time_panel(
 
 
 def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
-    lines = _lines(named, where, lambda row: row.samples_per_second)
+    lines = _lines(named, where, lambda row: row.samples_per_second, is_narrow_rate)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
 

@@ -79,7 +79,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
-        Column("samples/s", (wording.rate_with_width(row.samples_per_second) for row in rows), rank=1),
+        Column("samples/s", map(wording.row_rate_text, rows), rank=1),
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
@@ -87,7 +87,13 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     others = " and ".join(kind for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [*scope_notes(rows), wording.narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
+    notes = [
+        *scope_notes(rows),
+        wording.narrow_note(rows, with_rates=True),
+        mixed,
+        *shortages,
+        *wording.rate_notes(rows),
+    ]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 

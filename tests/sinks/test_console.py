@@ -79,9 +79,11 @@ def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:
     points = [build.point(n=16, noise=5e-3, replicate=replicate) for replicate in range(2)]
     for point in points:
         point.series[0].stop = Stop(reason="max_seconds", target=0.01, achieved=0.001)
-    note = "  ≈ latency p50 with an interval that may be several times too narrow: too few effective samples"
+    note = (
+        "  ≈ latency p50 and samples/s with an interval that may be several times too narrow: too few effective samples"
+    )
     lines = shown(build, points[0]).splitlines()
-    assert re.search(r"224 +1 +≈ 6\d\.\d+ ms ± ", lines[3])
+    assert re.search(r"224 +1 +≈ 6\d\.\d+ ms ± .* ≈ 1\d\.\d+ ", lines[3])
     assert note in lines
     assert note not in shown(build, *points), "the interval is that of the processes"
     points[0].series[0].stop = Stop(reason="precision", target=0.01, achieved=0.001)

@@ -168,7 +168,7 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
     assert is_rough == [count < 80 for count in n]
     plot = record_plots.plot(record)
     assert isinstance(plot, Chart)
-    assert plot.panels[0].hollow(plot.panels[0].lines[0]) == is_rough
+    assert [panel.hollow(panel.lines[0]) for panel in plot.panels[:2]] == [is_rough] * 2, "time and rate"
     runs = [[points[0]], [rough(build, n[1])]]
     bars = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs]))
     assert isinstance(bars, Bars)
