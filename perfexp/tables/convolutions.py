@@ -21,11 +21,12 @@ _MULTIPLY_LESS = ("winograd", "fft")
 
 
 def lines(record: Record) -> list[Line]:
-    """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
+    """Return one line for each point, process, layer, shape and pass; none unless an algorithm was selected."""
     about = subject(record.plan, record.environment)
     return [
         {
             **columns_of(about, point.key),
+            "replicate": point.key.replicate,
             "layer": layer["name"],
             "input_shape": "×".join(map(str, layer["input_shape"])),
             "dtype": layer["dtype"],

@@ -67,6 +67,13 @@ def test_there_is_a_line_for_each_layer_and_pass(record):
     assert len(text.splitlines()) == 3
 
 
+def test_lines_of_several_processes_name_their_process(build):
+    facts = {"algorithm": {"name": "fastest", "layers": [layer("conv1", "default")]}}
+    points = [build.point(replicate=replicate, facts=facts) for replicate in range(2)]
+    made = convolutions.lines(build.record(*points))
+    assert [(line["layer"], line["replicate"]) for line in made] == [("conv1", 0), ("conv1", 1)]
+
+
 def test_a_record_without_an_algorithm_has_no_lines(build):
     assert convolutions.lines(build.record(build.point())) == []
     assert convolutions.sentences(build.record(build.point())) == []
