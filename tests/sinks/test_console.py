@@ -147,6 +147,23 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
     )
 
 
+def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(build: Builder) -> None:
+    points = []
+    for size, effective, width in ((224, 8, 0.05), (256, 10, 0.12)):
+        reached = f"±{width:.1%} instead of ±1.0%"
+        few = make("too_few_samples", n=12, effective=effective, reached=reached, advice="more")
+        busy = make("busy_host", load=effective + 0.3, cores=64)
+        points.append(build.point(size=size, doubts=[few, busy]))
+    record = build.record(*points)
+    lines = [raised.lines[0] for raised in raised_diagnostics(record, rows(record))]
+    assert lines == [
+        "warning: 256, the worst of 2 measurements: other processes used 10.3 of 64 CPU cores during the measurement "
+        "(8.3 to 10.3 CPU cores over all) (busy_host)",
+        "note: 256, the worst of 2 measurements: 12 samples (10 effective): ±12.0% instead of ±1.0% "
+        "(±5.0% to ±12.0% over all) (too_few_samples)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("sweep", "again"),
     [
