@@ -253,11 +253,20 @@ def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
     assert plot.gaps == {480: "oom", 512: "unsupported"}
 
 
+def test_the_words_of_strips_name_whom_their_intervals_hold_for(build: Builder) -> None:
+    processes = [build.point(replicate=replicate) for replicate in range(3)]
+    for points, scope in ((processes[:1], "one process"), (processes, "3 processes")):
+        plot = record_plots.plot(build.record(*points))
+        assert isinstance(plot, Strips)
+        assert f"after the warm-up; 95 % intervals of {scope}, on " in plot.caption.subtitle
+
+
 def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build: Builder) -> None:
     plot = record_plots.plot(build.sizes())
     assert plot is not None
     assert plot.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2 · batch 1"
-    assert plot.caption.subtitle == "latency per call: medians with their 95 % interval, on Example CPU @ 2.00GHz"
+    words = "latency per call: medians with their 95 % interval of one process, on Example CPU @ 2.00GHz"
+    assert plot.caption.subtitle == words
     assert plot.caption.footer == "warnings: busy_host"
 
 
