@@ -14,7 +14,7 @@ from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
-from perfexp.summaries.interval_scope import scope_notes
+from perfexp.summaries.interval_scope import scope_notes, scope_text
 
 SIZES = range(224, 513, 32)
 
@@ -506,6 +506,26 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert widened == "± this machine at 1 of 2 points: another run of the same command, by 2 earlier runs of it"
     [widened] = scope_notes([earlier])
     assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
+
+
+def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):
+    [one] = summary.rows(make_record(points=[point(0.01)]))
+    [short] = summary.rows(make_record(points=[point(0.01, calls=3)]))
+    three, five, pooled = replace(one, processes=3), replace(one, processes=5), replace(one, is_pooled=True)
+    earlier, checked = replace(one, runs=2), replace(pooled, selfcheck="2026-01-02")
+    scopes = [
+        ([short], ""),
+        ([one], "one process"),
+        ([three, three], "3 processes"),
+        ([one, three, five], "1 to 5 processes"),
+        ([three, five], "3 to 5 processes"),
+        ([three, pooled], "this machine"),
+        ([earlier], "this machine"),
+        ([checked, earlier], "this machine"),
+        ([one, earlier], "one process or this machine"),
+    ]
+    for rows, scope in scopes:
+        assert scope_text(rows) == scope, scope
 
 
 def test_the_notes_on_intervals_leave_out_rows_without_one(make_record):

@@ -15,6 +15,7 @@ from perfexp.records.processes import joined
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row, rows, series_of_processes
 from perfexp.statistics import estimators
+from perfexp.summaries.interval_scope import scope_text
 from perfexp.summaries.subject import label, shape, subject, varying
 from perfexp.summaries.wording import (
     ENERGY,
@@ -23,6 +24,7 @@ from perfexp.summaries.wording import (
     interval_of,
     interval_text,
     is_narrow,
+    is_narrow_rate,
     median_text,
     percent,
     scaling_text,
@@ -72,7 +74,8 @@ def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips |
     caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [record]))
     fields, axis = axes_of(table)
     if not axis:
-        where = f"all samples of all times after the warm-up, on {about.device or 'an unknown device'}"
+        of = f"; 95 % intervals of {scope}" if (scope := scope_text(timed)) else ""
+        where = f"all samples of all times after the warm-up{of}, on {about.device or 'an unknown device'}"
         points = tuple(_strips(record, timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
     named = [Named(label(row.key, [name for name in fields if name not in (axis, "phase")]), row) for row in table]
@@ -149,7 +152,7 @@ def _time_panel(
 
 
 def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
-    lines = _lines(named, where, lambda row: row.samples_per_second)
+    lines = _lines(named, where, lambda row: row.samples_per_second, is_narrow_rate)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
 
@@ -303,9 +306,10 @@ def _lines(
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """What the values are, and on which device."""
+    """What the values are, whom their intervals hold for, and on which device."""
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    return f"{kinds} per call: medians with their 95 % interval, on {device or 'an unknown device'}"
+    of = f" of {scope}" if (scope := scope_text(table)) else ""
+    return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 
 
 def footer(table: Sequence[Row], records: Sequence[Record]) -> str:

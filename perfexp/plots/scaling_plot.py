@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel
 from perfexp.records.summary import Row
+from perfexp.summaries.wording import is_narrow_rate
 
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
@@ -54,12 +55,15 @@ def _lines(runs: Sequence[Sharing]) -> tuple[Line, ...]:
     lines = []
     for color, name in enumerate(dict.fromkeys(run.name for run in runs)):
         points = [
-            (run.devices, rate) for run in runs if run.name == name and run.row and (rate := run.row.samples_per_second)
+            (run.devices, rate, is_narrow_rate(run.row))
+            for run in runs
+            if run.name == name and run.row and (rate := run.row.samples_per_second)
         ]
         if points:
             points.sort(key=lambda point: point[0])
-            x, y = zip(*points, strict=True)
-            lines.append(Line(label=name, x=x, y=y, color=color))
+            x, y = tuple(x for x, _, _ in points), tuple(y for _, y, _ in points)
+            rough = frozenset(x for x, _, is_rough in points if is_rough)
+            lines.append(Line(label=name, x=x, y=y, color=color, rough=rough))
     return tuple(lines)
 
 

@@ -16,6 +16,7 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.records.units import digits
+from perfexp.summaries.interval_scope import scope_text
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import bare_time, is_narrow
@@ -58,7 +59,8 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         return chart_of(caption, named, axis)
     sharing = [_sharing(run, devices, fields) for run in runs if (devices := run.child.devices) is not None]
     if len({run.devices for run in sharing}) > 1:
-        words = f"samples/s of all devices with their 95 % interval, on {device or 'unknown devices'}"
+        of = f" of {scope}" if (scope := scope_text(table)) else ""
+        words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return scaling_plot.plot(replace(caption, subtitle=words), sharing)
     facets = tuple(_facets(runs))
     if any(bar.text.endswith("×") for facet in facets for group in facet.groups.values() for bar in group):

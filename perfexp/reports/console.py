@@ -194,7 +194,7 @@ class Console:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
-        ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
+        ranks = f"; {scope}" if (scope := overview.scope_of_ranks(record, rows)) else ""
         same = shape(row.key for row in rows)
         # PyTorch's default allows TF32 for convolutions
         plain = "; fp32 (no TF32)" if about.precision == "fp32" and not convolutions.allows_tf32(record) else ""

@@ -39,6 +39,16 @@ _DETAILS = (
     *("energy/counter_", "energy/integral_", "energy/window_", "energy/calls", "energy/call_", "energy/meter_"),
     *("energy/queued_power_", "energy/queued_call_", "energy/net_per_call_", "energy/net_per_epoch_"),
 )
+#: Figures of one rank and of all ranks, by the beginnings of their metrics; those without a metric are always there.
+_OF_ONE_RANK = {
+    "batch": "",
+    "times": "",
+    "memory": "memory/",
+    "FLOPs": "work/flops",
+    "FLOP/s": "work/flops_per_second",
+    "MFU": "mfu",
+}
+_OF_ALL_RANKS = {"samples/s": "", "power": wording.POWER, "energy": wording.ENERGY}
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 _SHARES = {
@@ -69,7 +79,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
-        Column("samples/s", (wording.rate_with_width(row.samples_per_second) for row in rows), rank=1),
+        Column("samples/s", map(wording.row_rate_text, rows), rank=1),
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
@@ -77,7 +87,13 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     others = " and ".join(kind for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [*scope_notes(rows), wording.narrow_note(rows), mixed, *shortages, *wording.rate_notes(rows)]
+    notes = [
+        *scope_notes(rows),
+        wording.narrow_note(rows, with_rates=True),
+        mixed,
+        *shortages,
+        *wording.rate_notes(rows),
+    ]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
@@ -173,6 +189,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     notes = _reasons(rows, {metric.name for metric in others})
     if not columns and not notes and not left_out:
         return None
+    if wording.COVERAGE in titles:
+        notes += convolutions.coverage(record)
     notes += metric_notes.peaks(rows, others)
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
@@ -245,6 +263,24 @@ def _busy_seconds(point: Point, name: str) -> float:
     return sum(series.samples) * series.calls_per_sample if series else 0.0
 
 
+def scope_of_ranks(record: Record, rows: Sequence[Row]) -> str:
+    """Return which figures are of one rank and which of all ranks; empty for a run of one process."""
+    if "ranks" not in record.environment:
+        return ""
+    ranks = record.environment["ranks"] or {}
+    names = {metric.name for row in rows for metric in row.metrics if metric.value is not None}
+    of_one, of_all = (
+        [title for title, start in titles.items() if not start or any(name.startswith(start) for name in names)]
+        for titles in (_OF_ONE_RANK, _OF_ALL_RANKS)
+    )
+    count = len(ranks.get("devices") or ())
+    return f"{_joined(of_one)} of one rank; {_joined(of_all)} of all{f' {count}' if count else ''}"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def ranks(record: Record) -> list[str]:
     """Return a sentence for each point that several ranks measured: rates together and of each, shares, intervals."""
     points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
@@ -261,14 +297,17 @@ def ranks(record: Record) -> list[str]:
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
     together = metrics.pop("samples_per_second", None)
+    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
     if together is not None:
         rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
-        gradients = " but for the gradients" if point.key.phase == "train" else ""
-        yield f"together {rate}, independent{gradients}"
-    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
-    if own:
-        least, most = (units.digits(value, 3) for value in (min(own), max(own)))
-        yield f"each {least if least == most else f'{least} … {most}'}"
+        least, most = (units.digits(value, 3) for value in (min(own, default=0.0), max(own, default=0.0)))
+        each = f", each {least if least == most else f'{least} … {most}'} while all work" if own else ""
+        alone = point.find_series("ranks/alone")
+        by_itself = ""
+        if alone and alone.measured:
+            rate_alone = point.key.batch_size * len(alone.measured) / sum(alone.measured)
+            by_itself = f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
+        yield f"check by bursts: together {rate}{each}{by_itself}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
     for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first

@@ -14,18 +14,43 @@ _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12
 
 def scope_notes(rows: Iterable[Row]) -> list[str]:
     """Return whom the ± of rows holds for: a line for each kind of row, which counts its rows if there are others."""
-    timed = [row for row in rows if row.time and (row.time.median.low is not None or _has_rate_interval(row))]
+    kinds = _by_scope(rows)
+    timed = [row for of_kind in kinds.values() for row in of_kind]
+    return [
+        text(timed if text is _of_points else of_kind, _where(of_kind, timed) if len(kinds) > 1 else "")
+        for text, of_kind in kinds.items()
+    ]
+
+
+def _where(rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
+    return f" at {len(rows)} of {len(all_rows)} points"
+
+
+def scope_text(rows: Iterable[Row]) -> str:
+    """Return whom the intervals of a plot hold for: `one process`, `1 to 3 processes`, `this machine`; empty for none.
+
+    Intervals that were widened by earlier runs, other points or a selfcheck are of this machine.
+    """
+    kinds = _by_scope(rows)
+    counts = sorted(row.processes for kind, of_kind in kinds.items() if kind not in _WIDENED for row in of_kind)
+    words = []
+    if counts:
+        least, most = counts[0], counts[-1]
+        words.append("one process" if most == 1 else f"{f'{least} to ' if least < most else ''}{most} processes")
+    if kinds.keys() & _WIDENED:
+        words.append("this machine")
+    return " or ".join(words)
+
+
+def _by_scope(rows: Iterable[Row]) -> dict[Callable[[Sequence[Row], str], str], list[Row]]:
+    """The rows with intervals by the words for whom these hold, the least scope first."""
     kinds: dict[Callable[[Sequence[Row], str], str], list[Row]] = {kind: [] for kind in _SCOPES}
-    for row in timed:
-        kinds[_scope_of(row)].append(row)
+    for row in rows:
+        if row.time and (row.time.median.low is not None or _has_rate_interval(row)):
+            kinds[_scope_of(row)].append(row)
     if kinds[_of_points]:  # the points of several processes by which the others were widened
         kinds[_of_points] += kinds.pop(_of_processes)
-    several = len(list(filter(None, kinds.values()))) > 1
-    return [
-        text(timed if text is _of_points else of_kind, f" at {len(of_kind)} of {len(timed)} points" if several else "")
-        for text, of_kind in kinds.items()
-        if of_kind
-    ]
+    return {kind: of_kind for kind, of_kind in kinds.items() if of_kind}
 
 
 def _has_rate_interval(row: Row) -> bool:
@@ -87,6 +112,8 @@ def _of_processes(rows: Sequence[Row], where: str) -> str:
 
 #: Whom intervals hold for, the least first.
 _SCOPES = (_of_unfinished, _of_one_process, _of_runs, _of_selfcheck, _of_points, _of_processes)
+#: Those of intervals that were widened.
+_WIDENED = {_of_runs, _of_selfcheck, _of_points}
 
 
 def _spread_text(rows: Sequence[Row]) -> str:

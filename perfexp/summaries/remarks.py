@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
@@ -19,11 +20,13 @@ from perfexp.summaries.wording import scaling_text
 
 #: A figure in a message, with its sign and its percent sign.
 _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
+#: Unit of a figure in a message, directly behind it: `1.6 times`, `3.1 of 64 CPU cores`.
+_UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
 #: Index of the figure in a message by which diagnostics of one code are compared, where it is not the first; and how
 #: bad a value is, where it is not worse the further it is from zero.
-_PLACES = {"too_few_samples": 1}
+_PLACES = {"too_few_samples": 2}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls", "too_few_samples"), operator.neg),
+    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls"), operator.neg),
     **dict.fromkeys(
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),
@@ -65,7 +68,7 @@ class Raised:
         if len(figures) < 2 or not _comparable(self.diagnostics):
             return ""
         ordered = sorted(figures, key=_number)
-        return f" ({ordered[0]} to {ordered[-1]} over all)"
+        return f" ({ordered[0]} to {ordered[-1]}{_unit(self.worst)} over all)"
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
@@ -76,8 +79,19 @@ def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
 
 def _figure(diagnostic: Diagnostic) -> str:
     """The figure of the message by which diagnostics of that code are compared; empty where there is none."""
-    figures, place = _FIGURE.findall(diagnostic.message), _PLACES.get(diagnostic.code, 0)
-    return str(figures[place]) if place < len(figures) else ""
+    match = _match(diagnostic)
+    return match[0] if match else ""
+
+
+def _unit(diagnostic: Diagnostic) -> str:
+    """The unit of that figure after a space; empty for a percentage, which has its sign, and without a unit."""
+    match = _match(diagnostic)
+    unit = _UNIT.match(diagnostic.message, match.end()) if match else None
+    return f" {unit[1]}" if unit else ""
+
+
+def _match(diagnostic: Diagnostic) -> re.Match[str] | None:
+    return next(islice(_FIGURE.finditer(diagnostic.message), _PLACES.get(diagnostic.code, 0), None), None)
 
 
 def _number(figure: str) -> float:

@@ -161,10 +161,23 @@ def median_title(kinds: Sequence[str]) -> str:
 
 def is_narrow(row: Row) -> bool:
     """Whether the interval of a row's time may be too narrow: one process with few effective samples, as is noted."""
-    if row.time is None or row.time.median.low is None or row.processes > 1 or row.is_pooled or row.runs:
+    return row.time is not None and row.time.median.low is not None and _has_few_samples(row)
+
+
+def _has_few_samples(row: Row) -> bool:
+    if row.time is None or row.processes > 1 or row.is_pooled or row.runs:
         return False
     is_noted = any(diagnostic.code == "too_few_samples" for diagnostic in row.doubts)
     return is_noted and row.time.n / row.time.tau < estimators.FEW
+
+
+def is_narrow_rate(row: Row) -> bool:
+    """Whether the interval of a row's rate may be too narrow, as that of the row's time: both are of the same calls."""
+    rate = row.samples_per_second
+    if rate is None or rate.low is None or row.time_kind not in ("throughput", "latency"):
+        return False
+    is_of_time = row.time_kind == "throughput" or "throughput" not in row.times
+    return is_of_time and _has_few_samples(row)
 
 
 def is_estimate(row: Row, kind: str) -> bool:
@@ -172,10 +185,29 @@ def is_estimate(row: Row, kind: str) -> bool:
     return row.times[kind].median.low is None or (kind == row.time_kind and is_narrow(row))
 
 
-def narrow_note(rows: Sequence[Row]) -> str:
-    """Return what `≈` before a time with an interval says; empty without such a row."""
+def is_rate_estimate(row: Row) -> bool:
+    """Whether the rate of a row has no interval, or one that may be too narrow."""
+    rate = row.samples_per_second
+    return rate is not None and (rate.low is None or is_narrow_rate(row))
+
+
+def row_rate_text(row: Row) -> str:
+    """Return a row's rate as `rate_with_width` does, `≈` before it if its interval may be too narrow."""
+    return f"{'≈ ' * is_narrow_rate(row)}{rate_with_width(row.samples_per_second)}"
+
+
+def narrow_note(rows: Sequence[Row], *, with_rates: bool = False) -> str:
+    """Return what `≈` before a time with an interval says; empty without such a row.
+
+    Args:
+        with_rates: whether rates are marked, too.
+    """
     kinds = time_kinds(filter(is_narrow, rows))
-    return f"≈ {median_title(kinds)} with an interval that may be several times too narrow: {TOO_FEW}" if kinds else ""
+    names = [median_title(kinds)] if kinds else []
+    if with_rates and any(map(is_narrow_rate, rows)):
+        names.append("samples/s")
+    text = " and ".join(names)
+    return f"≈ {text} with an interval that may be several times too narrow: {TOO_FEW}" if text else ""
 
 
 def median_text(row: Row) -> str:
@@ -269,7 +301,7 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and whether it is proven: `100 %, not verified`; empty without one.
+    """Return the algorithm coverage, and which part of it is not verified: `100 %, 37 % not verified`; empty without.
 
     Records of older versions lack the proof.
     """
@@ -280,7 +312,7 @@ def coverage_text(row: Row) -> str:
         return f"{metric_text(asked)}, proof not recorded"
     if proven.value == asked.value:
         return f"{metric_text(asked)}, proven"
-    return f"{metric_text(asked)}, {f'{metric_text(proven)} proven' if proven.value else 'not verified'}"
+    return f"{metric_text(asked)}, {f'{percent(asked.value - proven.value)} ' if proven.value else ''}not verified"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:

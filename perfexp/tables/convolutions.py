@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.records.races import BASELINES, LayerPass, passes, seconds_of, sums, timed_passes
-from perfexp.records.record import Record
+from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, subject, varying
-from perfexp.summaries.wording import interval_text
+from perfexp.summaries.wording import interval_text, percent
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
+#: What the statuses of a pass that ran as requested say about its kernels.
+_STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
 #: Parts of the names of engines that multiply less than a direct convolution.
 _MULTIPLY_LESS = ("winograd", "fft")
 
 
 def lines(record: Record) -> list[Line]:
-    """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
+    """Return one line for each point, process, layer, shape and pass; none unless an algorithm was selected."""
     about = subject(record.plan, record.environment)
     return [
         {
             **columns_of(about, point.key),
+            "replicate": point.key.replicate,
             "layer": layer["name"],
             "input_shape": "×".join(map(str, layer["input_shape"])),
             "dtype": layer["dtype"],
@@ -54,6 +57,39 @@ def allows_tf32(record: Record) -> bool:
     device, precision = record.environment.get("device"), record.plan.get("precision")
     is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
     return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
+
+
+def coverage(record: Record) -> list[str]:
+    """Return which engines the coverage of `algorithm=fastest` is of: it includes torch's own choice, unasked.
+
+    Shares are of the FLOPs of all convolutions of a point, from the least of points and processes to the most.
+    """
+    shares = [found for point in record.points if (found := _shares(point))]
+    lines = {name: [found.get(name, 0.0) for found in shares] for found in shares for name in found}
+    texts = [
+        f"{_range_text(values)} by {name}" for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
+    ]
+    return [f"coverage of the FLOPs: {', '.join(texts)}"] if texts else []
+
+
+def _shares(point: Point) -> dict[str, float]:
+    """The share of a point's FLOPs by each engine that `fastest` chose, torch's own ones together."""
+    flops = Counter[str]()
+    for layer, one_pass in passes(point):
+        if layer["requested"] != "fastest":
+            return {}
+        name, status = str(one_pass["selected"]), one_pass["status"]
+        known = _STATUSES.get(status, status)
+        flops["torch's own choice" if name in BASELINES and status == "ok" else f"{name} ({known})"] += one_pass[
+            "flops"
+        ]
+    total = flops.total()
+    return {name: count / total for name, count in flops.items() if count} if total else {}
+
+
+def _range_text(shares: Sequence[float]) -> str:
+    least, most = percent(min(shares)), percent(max(shares))
+    return most if least == most else f"{least.removesuffix(' %')} … {most}"
 
 
 def saved_multiplications(record: Record) -> list[str]:

@@ -17,7 +17,7 @@ from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.units import prettify
 from perfexp.statistics import blockwise
-from perfexp.summaries.wording import is_estimate, percentile, service_time
+from perfexp.summaries.wording import is_estimate, is_rate_estimate, percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320
@@ -138,7 +138,7 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float, bool]]:
         rate = row.samples_per_second
         for ending, number in (("", rate.value), ("_low", rate.low), ("_high", rate.high)):
             if number is not None:
-                yield "throughput", f"samples_per_second{ending}", number, rate.low is None
+                yield "throughput", f"samples_per_second{ending}", number, is_rate_estimate(row)
     for group, name, value in _facts(row):
         yield group, name, value, False
 

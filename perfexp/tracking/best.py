@@ -12,7 +12,7 @@ from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import MODEL_AXES, label, varying
-from perfexp.summaries.wording import is_estimate
+from perfexp.summaries.wording import is_estimate, is_rate_estimate
 from perfexp.tracking.descriptions import metric_part
 
 #: Times of a call that can be best.
@@ -46,7 +46,7 @@ def figures(table: Sequence[Row]) -> Iterator[Best]:
                 yield Best(f"{prefix}{metric_part(kind)}_p50_ms", best, value, is_estimate(best, kind))
         if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
             rate, best = max(rated, key=lambda one: one[0].value)
-            yield Best(f"{prefix}samples_per_second", best, rate.value, rate.low is None)
+            yield Best(f"{prefix}samples_per_second", best, rate.value, is_rate_estimate(best))
 
 
 def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, is_estimate, median_text, rate_text
+from perfexp.summaries.wording import bare_time, is_estimate, median_text, row_rate_text
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
 NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
@@ -189,7 +189,7 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
         rows = [row for row in table if row.key.phase == phase]
         timed = sorted((row.time.median.value, place) for place, row in enumerate(rows) if row.time)
         if len(rows) == len(timed) == 1:
-            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {rate_text(rows[0].samples_per_second)} samples/s"
+            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
         elif timed:
             kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
             least, most = (_bare(rows[place]) for _, place in (timed[0], timed[-1]))

@@ -79,9 +79,11 @@ def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:
     points = [build.point(n=16, noise=5e-3, replicate=replicate) for replicate in range(2)]
     for point in points:
         point.series[0].stop = Stop(reason="max_seconds", target=0.01, achieved=0.001)
-    note = "  ≈ latency p50 with an interval that may be several times too narrow: too few effective samples"
+    note = (
+        "  ≈ latency p50 and samples/s with an interval that may be several times too narrow: too few effective samples"
+    )
     lines = shown(build, points[0]).splitlines()
-    assert re.search(r"224 +1 +≈ 6\d\.\d+ ms ± ", lines[3])
+    assert re.search(r"224 +1 +≈ 6\d\.\d+ ms ± .* ≈ 1\d\.\d+ ", lines[3])
     assert note in lines
     assert note not in shown(build, *points), "the interval is that of the processes"
     points[0].series[0].stop = Stop(reason="precision", target=0.01, achieved=0.001)
@@ -143,6 +145,23 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
         "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
         "(23 % to 48 % over all) (launch_bound)" in text.splitlines()
     )
+
+
+def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(build: Builder) -> None:
+    points = []
+    for size, effective, width in ((224, 8, 0.05), (256, 10, 0.12)):
+        reached = f"±{width:.1%} instead of ±1.0%"
+        few = make("too_few_samples", n=12, effective=effective, reached=reached, advice="more")
+        busy = make("busy_host", load=effective + 0.3, cores=64)
+        points.append(build.point(size=size, doubts=[few, busy]))
+    record = build.record(*points)
+    lines = [raised.lines[0] for raised in raised_diagnostics(record, rows(record))]
+    assert lines == [
+        "warning: 256, the worst of 2 measurements: other processes used 10.3 of 64 CPU cores during the measurement "
+        "(8.3 to 10.3 CPU cores over all) (busy_host)",
+        "note: 256, the worst of 2 measurements: 12 samples (10 effective): ±12.0% instead of ±1.0% "
+        "(±5.0% to ±12.0% over all) (too_few_samples)",
+    ]
 
 
 @pytest.mark.parametrize(

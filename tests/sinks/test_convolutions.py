@@ -3,6 +3,7 @@
 import pytest
 
 from perfexp.records.paths import RunPaths
+from perfexp.records.record import Metric
 from perfexp.reports import markdown, run_files
 from perfexp.tables import convolutions
 from perfexp.tables.csv_tables import to_csv
@@ -66,6 +67,13 @@ def test_there_is_a_line_for_each_layer_and_pass(record):
     assert len(text.splitlines()) == 3
 
 
+def test_lines_of_several_processes_name_their_process(build):
+    facts = {"algorithm": {"name": "fastest", "layers": [layer("conv1", "default")]}}
+    points = [build.point(replicate=replicate, facts=facts) for replicate in range(2)]
+    made = convolutions.lines(build.record(*points))
+    assert [(line["layer"], line["replicate"]) for line in made] == [("conv1", 0), ("conv1", 1)]
+
+
 def test_a_record_without_an_algorithm_has_no_lines(build):
     assert convolutions.lines(build.record(build.point())) == []
     assert convolutions.sentences(build.record(build.point())) == []
@@ -78,6 +86,27 @@ def test_a_sentence_says_what_the_choice_is_worth(record):
     ]
     several = convolutions.sentences(record((8, *layers), (16, *layers)))
     assert [text.split(":")[0] for text in several] == ["8", "16"]
+
+
+def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
+    unverified = layer("b", "cudnn.gemm", "requested", flops=30)
+    chosen = record((8, layer("a", "default"), unverified), (16, layer("a", "benchmark"), layer("b", "torch.fft")))
+    assert convolutions.coverage(chosen) == [
+        "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm (not verified; algorithm.verify=true), "
+        "25 … 50 % by torch's own choice, 0.0 … 50 % by torch.fft (proven)"
+    ]
+    chosen.points[0].metrics += [
+        Metric(name=f"algorithm/{name}_share", value=value, unit="1")
+        for name, value in (("flops", 1), ("proven", 0.25))
+    ]
+    text = markdown.markdown(chosen)
+    assert "100 %, 75 % not verified" in text
+    assert "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm" in " ".join(text.replace("\\", "").split())
+
+
+def test_the_coverage_of_a_requested_algorithm_has_no_engines_to_name(record):
+    asked = record((8, {**layer("a", "cudnn.gemm", "requested"), "requested": "gemm"}))
+    assert convolutions.coverage(asked) == []
 
 
 def raced(selected, half_width=0.01, **more):

@@ -169,7 +169,7 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
     assert is_rough == [count < 80 for count in n]
     plot = record_plots.plot(record)
     assert isinstance(plot, Chart)
-    assert plot.panels[0].hollow(plot.panels[0].lines[0]) == is_rough
+    assert [panel.hollow(panel.lines[0]) for panel in plot.panels[:2]] == [is_rough] * 2, "time and rate"
     runs = [[points[0]], [rough(build, n[1])]]
     bars = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs]))
     assert isinstance(bars, Bars)
@@ -254,11 +254,20 @@ def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
     assert plot.gaps == {480: "oom", 512: "unsupported"}
 
 
+def test_the_words_of_strips_name_whom_their_intervals_hold_for(build: Builder) -> None:
+    processes = [build.point(replicate=replicate) for replicate in range(3)]
+    for points, scope in ((processes[:1], "one process"), (processes, "3 processes")):
+        plot = record_plots.plot(build.record(*points))
+        assert isinstance(plot, Strips)
+        assert f"after the warm-up; 95 % intervals of {scope}, on " in plot.caption.subtitle
+
+
 def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build: Builder) -> None:
     plot = record_plots.plot(build.sizes())
     assert plot is not None
     assert plot.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2 · batch 1"
-    assert plot.caption.subtitle == "latency per call: medians with their 95 % interval, on Example CPU @ 2.00GHz"
+    words = "latency per call: medians with their 95 % interval of one process, on Example CPU @ 2.00GHz"
+    assert plot.caption.subtitle == words
     assert plot.caption.footer == "warnings: busy_host"
 
 

@@ -1,8 +1,13 @@
 """What several ranks did, as people read it."""
 
-from perfexp.records.record import Metric
+import io
+
+import pytest
+
+from perfexp.records.record import Metric, Series
 from perfexp.records.summary import rows
 from perfexp.reports import overview
+from perfexp.reports.console import Console
 
 
 def with_ranks(make_record, *, share_low, phase="train", **more):
@@ -25,9 +30,36 @@ def with_ranks(make_record, *, share_low, phase="train", **more):
 def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record):
     [sentence] = overview.ranks(with_ranks(make_record, share_low=0.15))
     assert sentence == (
-        "together 42.7 samples/s, independent but for the gradients, each 21.6 … 21.7, "
+        "check by bursts: together 42.7 samples/s, each 21.6 … 21.7 while all work, "
         "scaling efficiency 51 % (50 % … 53 %), waiting for gradients 17 % (15 % … 19 %)"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "scope"),
+    [
+        ((), "batch and times of one rank; samples/s of all 2"),
+        (
+            ("memory/peak_bytes", "energy/power_mean_watts"),
+            "batch, times and memory of one rank; samples/s and power of all 2",
+        ),
+        (
+            ("work/flops", "work/flops_per_second", "mfu", "energy/power_mean_watts", "energy/per_call_joules"),
+            "batch, times, FLOPs, FLOP/s and MFU of one rank; samples/s, power and energy of all 2",
+        ),
+    ],
+)
+def test_the_heading_says_which_figures_are_of_one_rank_and_which_of_all(make_record, names, scope):
+    record = with_ranks(make_record, share_low=0.15)
+    record.environment["ranks"] = {"devices": ["a", "b"], "backend": "nccl"}
+    for point in record.points:
+        point.metrics += [Metric(name=name, value=1.0, unit="1") for name in names]
+        point.metrics = [
+            metric for metric in point.metrics if not metric.name.startswith("memory/") or names[:1] == (metric.name,)
+        ]
+    out = io.StringIO()
+    Console(out=out).results(record)
+    assert out.getvalue().splitlines()[1].endswith(f"; {scope}")
 
 
 def test_losses_are_named_and_the_largest_comes_first(make_record):
@@ -44,9 +76,12 @@ def test_losses_are_named_and_the_largest_comes_first(make_record):
     )
 
 
-def test_ranks_that_infer_share_no_gradients(make_record):
-    [sentence] = overview.ranks(with_ranks(make_record, share_low=0.15, phase="inference"))
-    assert sentence.startswith("together 42.7 samples/s, independent, each 21.6")
+def test_the_rate_of_one_rank_alone_precedes_the_scaling_efficiency(make_record):
+    record = with_ranks(make_record, share_low=0.15, batches=(8,))
+    for point in record.points:
+        point.series.append(Series(name="ranks/alone", samples=[9.0, 0.25, 0.15], warmup=1, calls_per_sample=4))
+    [sentence] = overview.ranks(record)
+    assert "each 21.6 … 21.7 while all work; one rank alone 40.0 samples/s, scaling efficiency 51 %" in sentence
 
 
 def test_an_interval_that_there_is_not_is_said(make_record):

@@ -48,3 +48,5 @@ def test_conditions_are_before_the_interval_and_the_number_of_processes_behind_i
         "ci_high_ms`",
         "processes_count`",
     ]
+    rate = columns.index("metrics.`throughput/samples_per_second`")
+    assert [column.rpartition("second")[2] for column in columns[rate + 1 : rate + 3]] == ["_low`", "_high`"]
