@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.comparison import device_summary
+from perfexp.comparison import device_summary, undecided
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.records import units
@@ -16,7 +16,7 @@ from perfexp.records.point_times import GRAPH
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
+from perfexp.statistics.ratios import LEAST_CLUSTERS
 from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import ANOTHER_RUN, TOO_FEW, percent, with_width
 
@@ -94,8 +94,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
-    undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
-    notes = [*_figure_notes(pairs), *undecided, *_clock_note(pairs), *_means(comparison, side)]
+    notes = [*_figure_notes(pairs), *undecided.remedies(side, pairs), *_clock_note(pairs), *_means(comparison, side)]
     notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
     return Grid(
         [
@@ -129,47 +128,6 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
             "for the host"
         )
     return notes
-
-
-def _undecided(pairs: Sequence[Compared]) -> list[str]:
-    """What would decide the pairs that are undecided, by the reason."""
-    pairs = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
-    counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
-    notes = []
-    if counts:
-        notes.append(
-            "+N: N more processes of each side would probably decide; measure both again with "
-            f"replicate={max(counts)}, enough for the largest N"
-        )
-    if any(pair.low is not None and not pair.further_processes for pair in pairs):
-        notes.append(
-            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do not repeat this "
-            "measure; a wider --margin may"
-        )
-    if any(pair.low is None for pair in pairs):
-        notes.append(
-            f"no interval: a side has the figure of one process only, and {ANOTHER_RUN}; measure it again with "
-            "replicate=3, or after perfexp selfcheck"
-        )
-    return notes
-
-
-def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
-    """What would decide the pairs of two runs whose processes took turns."""
-    if all(pair.verdict is not Verdict.UNDECIDED for pair in pairs):
-        return []
-    if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
-        return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
-    fewest = min(min(pair.processes) for pair in pairs)
-    if fewest < sequential.LEAST:
-        return [
-            f"UNDECIDED with {fewest} process{'' if fewest == 1 else 'es'} of each side: intervals need "
-            f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
-        ]
-    return [
-        "UNDECIDED: repeat perfexp ab with output_dir=DIR to continue, longer (--max-seconds) or until another measure "
-        "is decided (--metric)"
-    ]
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:

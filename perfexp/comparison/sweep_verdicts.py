@@ -15,16 +15,14 @@ from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
+from perfexp.comparison.undecided import DECISIVE, decisive
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
-from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 
-#: Measures of which the first that a run shares with the baseline decides.
-DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 #: Verdicts that leave open which of two runs is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
 
@@ -167,14 +165,6 @@ def _have_a_pair(first: Side, other: Side) -> bool:
         return bool(pairing.match(first, other).pairs)
     except UserError:  # a run with several results of one point
         return False
-
-
-def decisive(pairs: Sequence[Compared]) -> list[Compared]:
-    """For each run and point the pair of the measure that decides."""
-    chosen: dict[tuple[str, object], Compared] = {}
-    for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
-        chosen.setdefault((pair.side, pair.key), pair)
-    return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
 
 
 def _text(pairs: Sequence[Compared]) -> str:

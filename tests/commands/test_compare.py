@@ -13,8 +13,8 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, comparison_table, judging
-from perfexp.comparison.document import Comparison, Verdict
+from perfexp.comparison import comparability, judging, undecided
+from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
 from perfexp.plots import comparison_page
 from perfexp.records import diagnostics
@@ -329,12 +329,28 @@ def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processes", "words"), [(1, "with 1 process of each side: intervals need 3"), (4, "until another measure is")]
+    ("processes", "decided_by", "words"),
+    [
+        (1, (), "with 1 process of each side: intervals need 3"),
+        (4, (), "perfexp ab ended when device was decided; for a verdict on another measure start a new perfexp ab"),
+        (4, ("latency",), "a longer --max-seconds, which goes on while latency is undecided; for"),
+        (4, ("p95",), "which goes on while the measure that it decides by (--metric) is undecided; for"),
+        (4, None, "which goes on while the measure that it decides by (--metric) is undecided; for"),
+        (32, (), "UNDECIDED after 32 processes of each side"),
+    ],
 )
-def test_undecided_processes_in_turn_say_what_would_decide(processes, words):
-    pair = SimpleNamespace(verdict=Verdict.UNDECIDED, processes=(processes, processes))
-    [note] = comparison_table._undecided_in_turn([pair])
+def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by, words):
+    """A hint names only options that `perfexp ab` accepts for the folder that it continues."""
+    key = Key(phase="inference", input_size=(32, 32), batch_size=1, precision="fp32")
+    verdicts = {"device": Verdict.BETTER, "latency": Verdict.UNDECIDED, "memory": Verdict.SAME}
+    pairs = [
+        SimpleNamespace(side="B", key=key, measure=name, verdict=verdict, processes=(processes, processes))
+        for name, verdict in verdicts.items()
+    ]
+    side = SideFacts(name="B", source="b", runs=("b",), level=0.007, decided_by=decided_by)
+    [note] = undecided.remedies(side, pairs)
     assert words in note
+    assert "until another measure" not in note
 
 
 def many(seed, scale=1.0):
