@@ -152,8 +152,8 @@ class Console:
             self._line(same, indent=2)
         verdicts = sweep_verdicts.of_sweep(sweep, records)
         if sweep.children:
-            self._grid(sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios))
-        for line in verdicts.fastest:
+            self._grid(sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios))
+        for line in [*verdicts.notes, *verdicts.fastest]:
             self._line(line, indent=2)
         self._diagnostics(sweep_summary.diagnostic_lines(sweep, records))
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")

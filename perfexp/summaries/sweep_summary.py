@@ -81,14 +81,12 @@ def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     return [line for raised in grouped(placed) if not raised.worst.is_note for line in raised.lines]
 
 
-def runs(
-    sweep: Sweep, records: Sequence[Record], baseline: int | None = None, ratios: Mapping[tuple[int, str], str] = {}
-) -> Grid:
+def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
     """Return a line for each run, or for each of its phases: the axes, the time, and how it ended.
 
     Args:
-        baseline: number of the run that the others are compared with, if any.
-        ratios: ratio of the times to that run and verdict, by run's number and phase.
+        title: title of the ratios.
+        ratios: ratio of the times to the run that the others are compared with, and verdict, by run's number and phase.
     """
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
@@ -103,7 +101,7 @@ def runs(
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
-        Column(f"time / run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
+        Column(title, (_ratio(ratios, child, table) for child, table in lines)),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=2),
         Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=2),
