@@ -16,7 +16,7 @@ from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import constant, label, one_line, subject
+from perfexp.summaries.subject import common_device, constant, label, one_line, subject
 
 #: The axis of a sweep over numbers of devices.
 _GPU_COUNT = "gpu.count"
@@ -38,12 +38,18 @@ def headline(sweep: Sweep) -> str:
 
 
 def setting(records: Sequence[Record]) -> str:
-    """Return the constants of all runs: phase, size, batch, precision and device; empty if there are none."""
+    """Return the constants of all runs: names, phase, size, batch, precision and devices; empty if there are none."""
     keys = [row.key for record in records for row in rows(record)]
-    devices = {subject(record.plan, record.environment).device for record in records}
-    device = devices.pop() if len(devices) == 1 else None
-    words = [label(keys[0], same) if keys and (same := constant(keys)) else "", f"on {device}" if device else ""]
-    return " ".join(filter(None, words))
+    subjects = [subject(record.plan) for record in records]
+    model, algorithm, execution = (
+        names.pop() if len(names := {getattr(one, name) for one in subjects}) == 1 else ""
+        for name in ("model", "algorithm", "execution")
+    )
+    point = label(keys[0], same) if keys and (same := constant(keys)) else ""
+    device = common_device(record.environment for record in records)
+    words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
+    ranks = "; batch and times are of one rank, samples/s of all"
+    return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:

@@ -77,13 +77,36 @@ def test_runs_are_counted_by_the_status_that_they_have(build: Builder) -> None:
 def test_what_all_runs_share_is_said_once(build: Builder) -> None:
     axes = [{"batch_size": "1"}, {"batch_size": "8"}]
     sweep, records = build.sweep(axes, [[build.point(batch=1)], [build.point(batch=8)]])
-    assert sweep_summary.setting(records) == "inference · 224 · fp32 on Example CPU @ 2.00GHz"
+    same = "resnet50 · default · inference · 224 · fp32 · eager, threads=2"
+    assert sweep_summary.setting(records) == f"{same} on Example CPU @ 2.00GHz"
     out = io.StringIO()
     Console(out=out, width=100).show_sweep(sweep, Path("somewhere"), records)
-    assert "  inference · 224 · fp32 on Example CPU @ 2.00GHz" in out.getvalue().splitlines()
+    assert f"  {same} on Example CPU @ 2.00GHz" in out.getvalue().splitlines()
     records[1].environment = {"device": {"name": "NVIDIA X"}}
-    assert sweep_summary.setting(records) == "inference · 224 · fp32"
+    assert sweep_summary.setting(records) == same
+    records[1].plan |= {"algorithm": {"name": "fft"}, "execution": {"compile": "default"}}
+    assert sweep_summary.setting(records) == "resnet50 · inference · 224 · fp32"
     assert sweep_summary.setting([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("counts", "backend", "words"),
+    [
+        ((1, 2), "nccl", "1 or 2 × NVIDIA X"),
+        ((4, 1, 2), "nccl", "1, 2 or 4 × NVIDIA X"),
+        ((2, 2), "nccl", "2 × NVIDIA X"),
+        ((1, 2), "gloo", "NVIDIA X"),
+    ],
+)
+def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
+    build: Builder, counts: tuple[int, ...], backend: str, words: str
+) -> None:
+    axes = [{"gpu.count": str(count)} for count in counts]
+    _, records = build.sweep(axes, [[build.point()] for _ in counts])
+    for record, count in zip(records, counts, strict=True):
+        ranks = {"ranks": {"devices": [{"name": "NVIDIA X"}] * count, "backend": backend}} if count > 1 else {}
+        record.environment = {"device": {"name": "NVIDIA X"}, **ranks}
+    assert sweep_summary.setting(records).endswith(f" on {words}; batch and times are of one rank, samples/s of all")
 
 
 @pytest.mark.parametrize(("slow_seconds", "raised"), [(0.15, True), (0.0601, False), (0.03, False)])
