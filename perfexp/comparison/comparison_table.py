@@ -11,6 +11,7 @@ import msgspec
 from perfexp.comparison import device_summary, undecided
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
+from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
 from perfexp.records.point_times import GRAPH
 from perfexp.statistics import sequential
@@ -67,10 +68,28 @@ def header(comparison: Comparison) -> list[str]:
     runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
     intervals = _intervals(min(levels, default=ALPHA)) if measured or levels else "no intervals"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}, {intervals}{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}{runs}"
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
     constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
     return [*lines, *filter(None, [constant]), rule]
+
+
+def _processes(comparison: Comparison) -> list[str]:
+    """Numbers of processes behind the times of the sides: `3 processes of each side`; none without times."""
+    pairs = [pair for pair in comparison.pairs if MEASURES[pair.measure].metric is None]
+    if not pairs:
+        return []
+    counts: dict[str, set[int]] = {}
+    for pair in pairs:
+        for name, count in zip((comparison.sides[0].name, pair.side), pair.processes, strict=True):
+            counts.setdefault(name, set()).add(count)
+    if any(len(of_side) > 1 for of_side in counts.values()):
+        of_all = set().union(*counts.values())
+        return [f"{min(of_all)} to {max(of_all)} processes of each side and point"]
+    of_each = [count for (count,) in counts.values()]
+    if len(set(of_each)) == 1:
+        return [f"{of_each[0]} process{'' if of_each[0] == 1 else 'es'} of each side"]
+    return [f"{', '.join(f'{name} {count}' for name, count in zip(counts, of_each, strict=True))} processes"]
 
 
 def _intervals(level: float) -> str:

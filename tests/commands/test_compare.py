@@ -13,7 +13,7 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, judging, undecided
+from perfexp.comparison import comparability, comparison_table, judging, undecided
 from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
 from perfexp.plots import comparison_page
@@ -351,6 +351,24 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
     [note] = undecided.remedies(side, pairs)
     assert words in note
     assert "until another measure" not in note
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        ([(3, 3), (3, 3)], "; 3 processes of each side; "),
+        ([(1, 1), (1, 1)], "; 1 process of each side; "),
+        ([(3, 4), (3, 4)], "; A 3, B 4 processes; "),
+        ([(3, 3), (5, 5)], "; 3 to 5 processes of each side and point; "),
+    ],
+)
+def test_the_numbers_of_processes_stand_beside_the_confidence(processes, words):
+    found = judging.compare([Side.of("A", "a", [made()]), Side.of("B", "b", [made(seed=1)])], judging.Settings())
+    [pair] = [pair for pair in found.pairs if pair.measure == "device"]
+    pairs = [msgspec.structs.replace(pair, processes=counts) for counts in processes]
+    exact = msgspec.structs.replace(pair, measure="energy", processes=(1, 1))
+    assert words in comparison_table.header(msgspec.structs.replace(found, pairs=(*pairs, exact)))[-1]
+    assert " process" not in comparison_table.header(msgspec.structs.replace(found, pairs=(exact,)))[-1]
 
 
 def many(seed, scale=1.0):
