@@ -20,14 +20,19 @@ from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics.distributions import ALPHA
+from perfexp.summaries import sweep_summary
+from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.tables import vendor_file
 
 #: Beginning of a side that is a run of the tracking store.
 MLFLOW = "mlflow:"
 #: Option of `perfexp ab` in a stored command.
 METRIC = "--metric="
+#: Coverage that leaves nothing open.
+_PROVEN = "100 %, proven"
 
 Margin = Annotated[
     str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
@@ -97,10 +102,21 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
-    return [
-        replace(Side.of(name, place, *records(place, uri)), decided_by=decided_by)
-        for name, place in zip(names, places, strict=False)
-    ]
+    return [_side(name, place, uri, decided_by) for name, place in zip(names, places, strict=False)]
+
+
+def _side(name: str, place: str, uri: str | None, decided_by: tuple[str, ...] | None) -> Side:
+    """A side with what qualifies its figures."""
+    runs, missing = records(place, uri)
+    tables = [rows(record) for record in runs]
+    coverage = sweep_summary.coverage([row for table in tables for row in table])
+    raised = [one.worst for of_run in zip(runs, tables, strict=True) for one in raised_diagnostics(*of_run)]
+    return replace(
+        Side.of(name, place, runs, missing),
+        decided_by=decided_by,
+        coverage="" if coverage == _PROVEN else coverage,
+        warnings=tuple(dict.fromkeys(one.code for one in raised if not one.is_note)),
+    )
 
 
 def _decided_by(folder: Path) -> tuple[str, ...] | None:

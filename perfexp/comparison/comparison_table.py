@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -60,6 +61,17 @@ def title(comparison: Comparison, side: SideFacts) -> str:
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
+def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
+    """Lines on what qualifies the figures of a side and the baseline: algorithm coverage, and codes of warnings."""
+    sides = (comparison.sides[0], side)
+    shares = "; ".join(f"{one.name} {one.coverage}" for one in sides if one.coverage)
+    codes = "; ".join(f"{one.name} {', '.join(one.warnings)}" for one in sides if one.warnings)
+    return [
+        *([f"algorithm coverage, of the convolutions' FLOPs: {shares}"] if shares else []),
+        *([f"warnings: {codes} (perfexp show)"] if codes else []),
+    ]
+
+
 def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
@@ -113,7 +125,12 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
-    notes = [*_figure_notes(pairs), *undecided.remedies(side, pairs), *_clock_note(pairs), *_means(comparison, side)]
+    notes = [
+        *_figure_notes(comparison.sides[0], pairs),
+        *undecided.remedies(side, pairs),
+        *_clock_note(pairs),
+        *_means(comparison, side),
+    ]
     notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
     return Grid(
         [
@@ -133,11 +150,13 @@ def _own(pair: Compared, value: float, is_estimated: bool) -> str:
     return f"{'≈ ' * is_estimated}{figure(value, pair.unit)}"
 
 
-def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
+def _figure_notes(baseline: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
     notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
-        notes.append("p95 is the mean of the processes' own; perfexp show has the p95 of all their calls together")
+        is_one = len(baseline.runs) == 1 and not baseline.missing and ":" not in baseline.source
+        run = shlex.quote(baseline.source) if is_one else "of a run's folder"
+        notes.append(f"p95 is the mean of the processes' own; perfexp show {run} has the p95 of all their calls")
     if undefined := [pair for pair in pairs if pair.ratio is None]:
         names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
@@ -274,7 +293,10 @@ def markdown(comparison: Comparison) -> str:
     """The whole comparison as Markdown."""
     parts = ["# Comparison", *(f"* {escape_markdown(line)}" for line in header(comparison))]
     for side in comparison.sides[1:]:
-        parts += ["", f"## {escape_markdown(title(comparison, side))}", "", grid(comparison, side).markdown()]
+        parts += ["", f"## {escape_markdown(title(comparison, side))}", ""]
+        for line in doubts(comparison, side):
+            parts += [escape_markdown(line), ""]
+        parts += [grid(comparison, side).markdown()]
         for heading, lines in sections(comparison, side):
             parts += [f"### {heading}", "", *(f"* {escape_markdown(line.strip())}" for line in lines), ""]
         if of_layers := layers(comparison, side, has_kernels=True):

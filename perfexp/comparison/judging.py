@@ -327,6 +327,8 @@ def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | 
         runs=tuple(runs),
         missing=side.missing,
         decided_by=side.decided_by,
+        coverage=side.coverage,
+        warnings=side.warnings,
         differences=differences,
         level=ALPHA if level is None else level,
     )

@@ -48,6 +48,8 @@ class Side:
         source: argument of the user.
         missing: a line for each run of a sweep without a record.
         decided_by: measures by which `perfexp ab` decides, empty for the first time of each point; None if unknown.
+        coverage: share of the convolutions' FLOPs that the algorithm computed, in words, unless all of it is proven.
+        warnings: codes of the errors and warnings of its runs.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Side:
     measurements: tuple[Measurement, ...]
     missing: tuple[str, ...] = ()
     decided_by: tuple[str, ...] | None = None
+    coverage: str = ""
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, source: str, records: Iterable[Record], missing: Iterable[str] = ()) -> Side:

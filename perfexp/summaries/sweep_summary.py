@@ -108,7 +108,7 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
         Column(title, (_ratio(ratios, child, table) for child, table in lines)),
-        Column("algorithm coverage", map(_shares, tables), rank=1),
+        Column("algorithm coverage", map(coverage, tables), rank=1),
         Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=2),
         Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=2),
         Column("remarks", (_remarks(child.status, table, raised.get(child.job)) for child, table in lines), prose=True),
@@ -172,7 +172,7 @@ def _rates(table: Sequence[Row]) -> str:
     return wording.rate_with_width(timed[0].samples_per_second) if len(timed) == 1 else ""
 
 
-def _shares(table: Sequence[Row]) -> str:
+def coverage(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
     metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
     shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]

@@ -353,6 +353,31 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
     assert "until another measure" not in note
 
 
+def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, capsys, tmp_path):
+    one, other = made([FLAT] * 2), made([FLAT] * 2, seed=1)
+    one.points[0].doubts += [diagnostics.make("drift", relative=0.05), diagnostics.make("simulated")]
+    for point in other.points:
+        shares = {"flops": 0.37, "proven": 0.0}
+        point.metrics += [
+            Metric(name=f"algorithm/{name}_share", value=value, unit="1") for name, value in shares.items()
+        ]
+    folder = tmp_path / "report"
+    assert commands.run(["compare", *saved(one, other), "--output", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    title = next(number for number, line in enumerate(lines) if line.startswith("B against A"))
+    coverage = "algorithm coverage, of the convolutions' FLOPs: B 37 %, not verified"
+    [codes] = [line.strip() for line in lines if line.startswith("  warnings: A ")]
+    assert [line.strip() for line in lines[title + 1 : title + 3]] == [coverage, codes]
+    assert "drift" in codes and codes.endswith("(perfexp show)")
+    assert coverage in (folder / "comparison.md").read_text()
+    facts = json.loads((folder / "comparison.json").read_text())["sides"][0]
+    assert "drift" in facts["warnings"] and facts["coverage"] == ""
+    for point in other.points:
+        point.metrics = [Metric(name=f"algorithm/{name}_share", value=1.0, unit="1") for name in ("flops", "proven")]
+    assert commands.run(["compare", *saved(one, other)]) == 0
+    assert "algorithm coverage" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("processes", "words"),
     [
