@@ -150,7 +150,7 @@ def _ratio_text(first: Row | None, row: Row) -> str:
     if first is None or first is row or not (first.time and row.time) or first.time.median.value <= 0:
         return " · first"
     one, other = first.time.median, row.time.median
-    is_known = all(each.processes > 1 or each.is_pooled or each.runs or each.selfcheck for each in (first, row))
+    is_known = first.is_of_machine and row.is_of_machine
     widths = [math.log(each.high / each.low) / 2 for each in (one, other) if each.low and each.high]
     is_clear = is_known and len(widths) == 2 and abs(math.log(other.value / one.value)) > math.hypot(*widths)
     name = "time per call" if row.time_kind == "throughput" else row.time_kind

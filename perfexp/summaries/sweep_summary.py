@@ -54,25 +54,34 @@ def setting(records: Sequence[Record]) -> str:
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
     """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer."""
-    counts: dict[tuple[object, ...], list[tuple[int, int, estimators.Interval]]] = {}
+    counts: dict[tuple[object, ...], list[tuple[int, int, Row, estimators.Interval]]] = {}
     for child, record in paired(sweep, records):
         rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != _GPU_COUNT))
         for row in rows(record) if record and child.axes.get(_GPU_COUNT, "").isdecimal() else []:
-            if row.samples_per_second:
+            if rate := row.samples_per_second:
                 group = counts.setdefault((rest, row.key), [])
-                group.append((int(child.axes[_GPU_COUNT]), child.job, row.samples_per_second))
-    worst: dict[int, tuple[float, int, int]] = {}
+                group.append((int(child.axes[_GPU_COUNT]), child.job, row, rate))
+    worst: dict[int, tuple[float, int, int, str]] = {}
     for group in counts.values():
-        for count, job, rate in group:
-            fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[2])]
+        for count, job, row, rate in group:
+            fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[3])]
             if fewer:
-                best, _, most = max(fewer, key=lambda other: other[2].value)
-                slower = (rate.value / most.value, count, best)
+                best, _, of_fewer, most = max(fewer, key=lambda other: other[3].value)
+                slower = (rate.value / most.value, count, best, _scope(row, of_fewer))
                 worst[job] = min(worst.get(job, slower), slower)
     return {
-        job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer)
-        for job, (ratio, count, fewer) in worst.items()
+        job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer, scope=scope)
+        for job, (ratio, count, fewer, scope) in worst.items()
     }
+
+
+def _scope(row: Row, other: Row) -> str:
+    """The runs that a ratio of two rates holds for; empty if it holds for others on this machine too."""
+    if row.processes == other.processes == 1 and not (row.is_of_machine and other.is_of_machine):
+        return " in these runs (one process each, undecided)"
+    rates = [one.samples_per_second for one in (row, other) if one.is_of_machine]
+    is_decided = len(rates) == 2 and all(rate and rate.low is not None for rate in rates)
+    return "" if is_decided else " in these runs (undecided)"
 
 
 def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:

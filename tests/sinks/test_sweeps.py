@@ -117,7 +117,8 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     found = sweep_summary.diagnostics_of(sweep, records)
     assert list(found) == ([1] if raised else [])
     if raised:
-        assert found[1].message == "2 devices together reach 0.40 of the samples/s of 1"
+        scope = " in these runs (one process each, undecided)"
+        assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
         assert sweep_summary.diagnostic_lines(sweep, records)[0].startswith("warning: run 1 resnet50-1: 2 devices")
         cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
@@ -131,8 +132,23 @@ def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is
     ]
     found = sweep_summary.diagnostics_of(*build.sweep(axes, points))
     assert {job: doubt.message for job, doubt in found.items()} == {
-        2: "4 devices together reach 0.30 of the samples/s of 2"
+        2: "4 devices together reach 0.30 of the samples/s of 2 in these runs (one process each, undecided)"
     }
+
+
+@pytest.mark.parametrize(
+    ("processes", "scope"),
+    [((3, 3), ""), ((1, 1), " in these runs (one process each, undecided)"), ((1, 3), " in these runs (undecided)")],
+)
+def test_slower_devices_are_a_fact_only_if_intervals_hold_for_other_runs(
+    build: Builder, processes: tuple[int, int], scope: str
+) -> None:
+    points = [
+        [build.point(seconds * (1 + 0.001 * index), replicate=index, facts={}) for index in range(count)]
+        for seconds, count in zip((0.06, 0.15), processes, strict=True)
+    ]
+    found = sweep_summary.diagnostics_of(*build.sweep([{"gpu.count": "1"}, {"gpu.count": "2"}], [*points]))
+    assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
 
 
 def test_a_run_of_a_sweep_is_a_line_and_all_of_its_tables_on_request(build: Builder) -> None:
