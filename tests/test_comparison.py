@@ -337,7 +337,7 @@ def test_a_higher_rate_is_faster():
         (
             (1.0, 1.001, 0.999),
             False,
-            "p95 is the mean of the processes' own; perfexp show one has the p95 of all",
+            "p95 is the mean of the processes' own; perfexp show A has the p95 of all",
         ),
     ],
 )
