@@ -344,7 +344,11 @@ def test_a_higher_rate_is_faster():
     ("times", "is_marked", "note"),
     [
         ((1.0,), True, "≈ without an interval of its own: too few effective samples"),
-        ((1.0, 1.001, 0.999), False, "p95 is the mean of the processes' own; perfexp show has the p95 of all"),
+        (
+            (1.0, 1.001, 0.999),
+            False,
+            "p95 is the mean of the processes' own; perfexp show A has the p95 of all",
+        ),
     ],
 )
 def test_a_percentile_is_marked_as_show_marks_it_or_the_difference_is_explained(times, is_marked, note):

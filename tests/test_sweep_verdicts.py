@@ -1,6 +1,7 @@
 """Ratios and verdicts in the table of a sweep."""
 
 import io
+import re
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ def test_each_run_is_compared_with_the_first_one():
     found = sweep_verdicts.of_sweep(*swept([1.0], [0.8], [1.2], [1.0]))
     assert found.baseline == 0
     texts = {job: text for (job, phase), text in found.ratios.items() if phase == "inference"}
-    assert {job: text.split()[1:] for job, text in texts.items()} == {
+    assert {job: text.split()[-2:] for job, text in texts.items()} == {
         1: ["▲", "FASTER"],
         2: ["▼", "SLOWER"],
         3: ["=", "SAME"],
@@ -50,9 +51,31 @@ def test_rates_too_are_compared_as_times():
     sweep, records = swept([1.0], [0.8])
     for series in (series for one in records for point in one.points for series in point.series):
         series.name = "throughput"
-    (text,) = sweep_verdicts.of_sweep(sweep, records).ratios.values()
+    found = sweep_verdicts.of_sweep(sweep, records)
+    (text,) = found.ratios.values()
+    assert found.title == "time per sample / run 0"
+    assert re.fullmatch(r"0\.8\d* ± [\d.]+ % ▲ FASTER", text)
     assert float(text.split()[0]) == pytest.approx(0.8, rel=0.01)
     assert text.endswith("FASTER")
+
+
+def test_other_times_with_another_verdict_are_named():
+    sweep, records = swept([1.0], [0.8], [0.9])
+    for one, factor in zip(records, (1.0, 2.0, 1.0), strict=True):
+        for point in one.points:
+            [device] = point.series
+            samples = [factor * sample for sample in device.samples]
+            point.series.append(msgspec.structs.replace(device, name="latency", samples=samples))
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert [text.split()[-1] for text in found.ratios.values()] == ["FASTER"] * 2
+    assert found.notes == ["by device; latency (1 of 2), throughput (1 of 2): SLOWER (perfexp compare DIR)"]
+    sweep.children.pop()
+    found = sweep_verdicts.of_sweep(sweep, records[:2])
+    assert found.notes == ["by device; latency, throughput: SLOWER (perfexp compare DIR)"]
+    out = io.StringIO()
+    Console(out=out, err=out, width=120).show_sweep(sweep, None, records[:2])
+    for text in (out.getvalue(), descriptions.of_sweep(sweep, records[:2])):
+        assert found.notes[0] in text
 
 
 def test_the_first_run_with_a_time_is_the_baseline():
@@ -105,7 +128,7 @@ def test_console_and_store_show_them():
     out = io.StringIO()
     Console(out=out, err=out, width=80).show_sweep(sweep, None, records)
     for text in (out.getvalue(), descriptions.of_sweep(sweep, records)):
-        assert "time / run 0" in text
+        assert "device / run 0" in text
         assert "1 ▲, 1 ▼" in text
         assert "run 1: fastest at 1 of 2 points" in text
 

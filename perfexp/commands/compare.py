@@ -110,7 +110,8 @@ def print_comparison(compared: Comparison, console: Console | None = None) -> No
     for line in comparison_table.header(compared):
         console.note(line)
     for side in compared.sides[1:]:
-        console.show_grid(comparison_table.title(compared, side), comparison_table.grid(compared, side))
+        title, doubts = comparison_table.title(compared, side), comparison_table.doubts(compared, side)
+        console.show_grid(title, comparison_table.grid(compared, side), above=doubts)
         for heading, lines in comparison_table.sections(compared, side):
             console.show_lines(heading, lines)
         if layers := comparison_table.layers(compared, side):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,19 @@ from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics.distributions import ALPHA
+from perfexp.summaries import sweep_summary
+from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.tables import vendor_file
 
 #: Beginning of a side that is a run of the tracking store.
 MLFLOW = "mlflow:"
+#: Option of `perfexp ab` in a stored command.
+METRIC = "--metric="
+#: Coverage that leaves nothing open.
+_PROVEN = "100 %, proven"
 
 Margin = Annotated[
     str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
@@ -82,7 +90,9 @@ def words(texts: Iterable[str]) -> list[str]:
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
     """Load each side, or the runs of a single sweep; the same one twice is refused before anything is read."""
     names = string.ascii_uppercase
+    decided_by = None
     if len(places) == 1 and is_sweep(Path(places[0])):
+        decided_by = _decided_by(Path(places[0]))
         places = [str(place) for place in _runs(Path(places[0]))]
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
@@ -92,7 +102,28 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
-    return [Side.of(name, place, *records(place, uri)) for name, place in zip(names, places, strict=False)]
+    return [_side(name, place, uri, decided_by) for name, place in zip(names, places, strict=False)]
+
+
+def _side(name: str, place: str, uri: str | None, decided_by: tuple[str, ...] | None) -> Side:
+    """A side with what qualifies its figures."""
+    runs, missing = records(place, uri)
+    tables = [rows(record) for record in runs]
+    coverage = sweep_summary.coverage([row for table in tables for row in table])
+    raised = [one.worst for of_run in zip(runs, tables, strict=True) for one in raised_diagnostics(*of_run)]
+    return replace(
+        Side.of(name, place, runs, missing),
+        decided_by=decided_by,
+        coverage="" if coverage == _PROVEN else coverage,
+        warnings=tuple(dict.fromkeys(one.code for one in raised if not one.is_note)),
+    )
+
+
+def _decided_by(folder: Path) -> tuple[str, ...] | None:
+    """The measures by which `perfexp ab` decides in a folder, empty for the default; None for another sweep."""
+    sweep = Sweep.load(folder)
+    metrics = [text.removeprefix(METRIC) for text in sweep.command if text.startswith(METRIC)]
+    return tuple(words(metrics)) if sweep.in_turn else None
 
 
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from perfexp.comparison import device_summary
+from perfexp.comparison import device_summary, undecided
 from perfexp.comparison.comparability import Role
 from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
+from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
 from perfexp.records.point_times import GRAPH
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
+from perfexp.statistics.ratios import LEAST_CLUSTERS
 from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import ANOTHER_RUN, TOO_FEW, percent, with_width
 
@@ -59,6 +61,17 @@ def title(comparison: Comparison, side: SideFacts) -> str:
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
+def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
+    """Lines on what qualifies the figures of a side and the baseline: algorithm coverage, and codes of warnings."""
+    sides = (comparison.sides[0], side)
+    shares = "; ".join(f"{one.name} {one.coverage}" for one in sides if one.coverage)
+    codes = "; ".join(f"{one.name} {', '.join(one.warnings)}" for one in sides if one.warnings)
+    return [
+        *([f"algorithm coverage, of the convolutions' FLOPs: {shares}"] if shares else []),
+        *([f"warnings: {codes} (perfexp show)"] if codes else []),
+    ]
+
+
 def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
@@ -67,10 +80,28 @@ def header(comparison: Comparison) -> list[str]:
     runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
     intervals = _intervals(min(levels, default=ALPHA)) if measured or levels else "no intervals"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}, {intervals}{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}{runs}"
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
     constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
     return [*lines, *filter(None, [constant]), rule]
+
+
+def _processes(comparison: Comparison) -> list[str]:
+    """Numbers of processes behind the times of the sides: `3 processes of each side`; none without times."""
+    pairs = [pair for pair in comparison.pairs if MEASURES[pair.measure].metric is None]
+    if not pairs:
+        return []
+    counts: dict[str, set[int]] = {}
+    for pair in pairs:
+        for name, count in zip((comparison.sides[0].name, pair.side), pair.processes, strict=True):
+            counts.setdefault(name, set()).add(count)
+    if any(len(of_side) > 1 for of_side in counts.values()):
+        of_all = set().union(*counts.values())
+        return [f"{min(of_all)} to {max(of_all)} processes of each side and point"]
+    of_each = [count for (count,) in counts.values()]
+    if len(set(of_each)) == 1:
+        return [f"{of_each[0]} process{'' if of_each[0] == 1 else 'es'} of each side"]
+    return [f"{', '.join(f'{name} {count}' for name, count in zip(counts, of_each, strict=True))} processes"]
 
 
 def _intervals(level: float) -> str:
@@ -94,8 +125,12 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
-    undecided = _undecided(pairs) if side.level == ALPHA else _undecided_in_turn(pairs)
-    notes = [*_figure_notes(pairs), *undecided, *_clock_note(pairs), *_means(comparison, side)]
+    notes = [
+        *_figure_notes(comparison.sides[0], pairs),
+        *undecided.remedies(side, pairs),
+        *_clock_note(pairs),
+        *_means(comparison, side),
+    ]
     notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
     return Grid(
         [
@@ -115,11 +150,13 @@ def _own(pair: Compared, value: float, is_estimated: bool) -> str:
     return f"{'≈ ' * is_estimated}{figure(value, pair.unit)}"
 
 
-def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
+def _figure_notes(baseline: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
     notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
-        notes.append("p95 is the mean of the processes' own; perfexp show has the p95 of all their calls together")
+        is_one = len(baseline.runs) == 1 and not baseline.missing and ":" not in baseline.source
+        run = shlex.quote(baseline.source) if is_one else "of a run's folder"
+        notes.append(f"p95 is the mean of the processes' own; perfexp show {run} has the p95 of all their calls")
     if undefined := [pair for pair in pairs if pair.ratio is None]:
         names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
@@ -129,47 +166,6 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
             "for the host"
         )
     return notes
-
-
-def _undecided(pairs: Sequence[Compared]) -> list[str]:
-    """What would decide the pairs that are undecided, by the reason."""
-    pairs = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
-    counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
-    notes = []
-    if counts:
-        notes.append(
-            "+N: N more processes of each side would probably decide; measure both again with "
-            f"replicate={max(counts)}, enough for the largest N"
-        )
-    if any(pair.low is not None and not pair.further_processes for pair in pairs):
-        notes.append(
-            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do not repeat this "
-            "measure; a wider --margin may"
-        )
-    if any(pair.low is None for pair in pairs):
-        notes.append(
-            f"no interval: a side has the figure of one process only, and {ANOTHER_RUN}; measure it again with "
-            "replicate=3, or after perfexp selfcheck"
-        )
-    return notes
-
-
-def _undecided_in_turn(pairs: Sequence[Compared]) -> list[str]:
-    """What would decide the pairs of two runs whose processes took turns."""
-    if all(pair.verdict is not Verdict.UNDECIDED for pair in pairs):
-        return []
-    if min(min(pair.processes) for pair in pairs) >= sequential.MOST:
-        return [f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"]
-    fewest = min(min(pair.processes) for pair in pairs)
-    if fewest < sequential.LEAST:
-        return [
-            f"UNDECIDED with {fewest} process{'' if fewest == 1 else 'es'} of each side: intervals need "
-            f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
-        ]
-    return [
-        "UNDECIDED: repeat perfexp ab with output_dir=DIR to continue, longer (--max-seconds) or until another measure "
-        "is decided (--metric)"
-    ]
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
@@ -297,7 +293,10 @@ def markdown(comparison: Comparison) -> str:
     """The whole comparison as Markdown."""
     parts = ["# Comparison", *(f"* {escape_markdown(line)}" for line in header(comparison))]
     for side in comparison.sides[1:]:
-        parts += ["", f"## {escape_markdown(title(comparison, side))}", "", grid(comparison, side).markdown()]
+        parts += ["", f"## {escape_markdown(title(comparison, side))}", ""]
+        for line in doubts(comparison, side):
+            parts += [escape_markdown(line), ""]
+        parts += [grid(comparison, side).markdown()]
         for heading, lines in sections(comparison, side):
             parts += [f"### {heading}", "", *(f"* {escape_markdown(line.strip())}" for line in lines), ""]
         if of_layers := layers(comparison, side, has_kernels=True):

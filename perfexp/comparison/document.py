@@ -73,6 +73,9 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
     Attributes:
         level: level of a single verdict, 1 minus the confidence of intervals; below 5 % if `perfexp ab` measured both.
+        decided_by: measures by which `perfexp ab` decides, empty for the first time of each point; None if unknown.
+        coverage: share of the convolutions' FLOPs that the algorithm computed, in words, unless all of it is proven.
+        warnings: codes of the errors and warnings of its runs.
     """
 
     name: str
@@ -81,6 +84,9 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     missing: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     level: float = ALPHA
+    decided_by: tuple[str, ...] | None = None
+    coverage: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -326,6 +326,9 @@ def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | 
         source=side.source,
         runs=tuple(runs),
         missing=side.missing,
+        decided_by=side.decided_by,
+        coverage=side.coverage,
+        warnings=side.warnings,
         differences=differences,
         level=ALPHA if level is None else level,
     )

@@ -47,12 +47,18 @@ class Side:
         name: `A` for the baseline, then `B`, ….
         source: argument of the user.
         missing: a line for each run of a sweep without a record.
+        decided_by: measures by which `perfexp ab` decides, empty for the first time of each point; None if unknown.
+        coverage: share of the convolutions' FLOPs that the algorithm computed, in words, unless all of it is proven.
+        warnings: codes of the errors and warnings of its runs.
     """
 
     name: str
     source: str
     measurements: tuple[Measurement, ...]
     missing: tuple[str, ...] = ()
+    decided_by: tuple[str, ...] | None = None
+    coverage: str = ""
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, source: str, records: Iterable[Record], missing: Iterable[str] = ()) -> Side:

@@ -15,16 +15,16 @@ from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
+from perfexp.comparison.undecided import DECISIVE, decisive
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
-from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.sweep_record import Sweep
+from perfexp.statistics.estimators import Interval
 from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.wording import with_width
 
-#: Measures of which the first that a run shares with the baseline decides.
-DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 #: Verdicts that leave open which of two runs is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
 
@@ -35,13 +35,17 @@ class SweepVerdicts:
 
     Attributes:
         baseline: number of the run that the others are compared with; None if no two runs have a point in common.
+        title: title of the ratios: the time that is compared and the baseline, `device / run 0`.
         ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
             by run's number and phase.
+        notes: other times of the same runs that have another verdict.
         fastest: a line for each run that is the fastest at some of several points, or why there is no comparison.
     """
 
     baseline: int | None = None
+    title: str = ""
     ratios: dict[tuple[int, str], str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     fastest: list[str] = field(default_factory=list)
 
 
@@ -71,12 +75,19 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     if first is None:
         return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if sides else [])
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    for pair in _against(first, sides):
+    every = _compared(first, sides)
+    deciding = decisive(every)
+    for pair in deciding:
         by_run.setdefault((int(pair.side), pair.key.phase), []).append(pair)
     if not by_run:
         return SweepVerdicts()
-    ratios = {place: _text(pairs) for place, pairs in by_run.items()}
-    return SweepVerdicts(int(first.name), ratios, _fastest(int(first.name), by_run))
+    return SweepVerdicts(
+        baseline=int(first.name),
+        title=f"{_compared_time(deciding)} / run {first.name}",
+        ratios={place: _text(pairs) for place, pairs in by_run.items()},
+        notes=_other_verdicts(deciding, every),
+        fastest=_fastest(int(first.name), by_run),
+    )
 
 
 def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
@@ -142,8 +153,33 @@ def _baseline(sweep: Sweep, records: Sequence[Record], sides: Sequence[Side]) ->
 
 def _against(baseline: Side, sides: Sequence[Side]) -> list[Compared]:
     """For each other run and common point the pair of the measure that decides; empty without a common point."""
+    return decisive(_compared(baseline, sides))
+
+
+def _compared(baseline: Side, sides: Sequence[Side]) -> Sequence[Compared]:
+    """The pairs of all times of the other runs; empty without a common point."""
     others = [other for other in sides if other is not baseline and _have_a_pair(baseline, other)]
-    return decisive(judging.compare([baseline, *others], Settings(measures=DECISIVE)).pairs) if others else []
+    return judging.compare([baseline, *others], Settings(measures=DECISIVE)).pairs if others else []
+
+
+def _compared_time(pairs: Sequence[Compared]) -> str:
+    """The time whose ratios are shown; of rates it is that of a sample, of which a call of several devices has more."""
+    measures = {pair.measure for pair in pairs}
+    name = measures.pop() if len(measures) == 1 else "time"
+    return "time per sample" if name == "throughput" else name
+
+
+def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> list[str]:
+    """A line with the other times that have another verdict than the one that decides; empty without any."""
+    words = {(pair.side, pair.key): pair.verdict for pair in deciding}
+    others = Counter((p.word, p.measure) for p in every if p.verdict is not words[p.side, p.key])
+    if not others:
+        return []
+    by_word: dict[str, list[str]] = {}
+    for (word, measure), count in sorted(others.items(), key=lambda item: DECISIVE.index(item[0][1])):
+        by_word.setdefault(word, []).append(f"{measure} ({count} of {len(deciding)})" if len(deciding) > 1 else measure)
+    texts = (f"{', '.join(measures)}: {word}" for word, measures in by_word.items())
+    return [f"by {_compared_time(deciding)}; {'; '.join(texts)} (perfexp compare DIR)"]
 
 
 def _models(sides: Sequence[Side]) -> dict[str, str]:
@@ -175,22 +211,21 @@ def _have_a_pair(first: Side, other: Side) -> bool:
         return False
 
 
-def decisive(pairs: Sequence[Compared]) -> list[Compared]:
-    """For each run and point the pair of the measure that decides."""
-    chosen: dict[tuple[str, object], Compared] = {}
-    for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
-        chosen.setdefault((pair.side, pair.key), pair)
-    return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
-
-
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
-        is_time = MEASURES[pairs[0].measure].is_better_if_lower
-        baseline, other = pairs[0].baseline, pairs[0].other
-        ratio = other / baseline if is_time else baseline / other  # a rate too, below the title of a time
-        return f"{ratio:.3g} {comparison_table.verdict_of(pairs[0])}"
+        return f"{_ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter(pair.verdict for pair in pairs)
     return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
+
+
+def _ratio_of_times(pair: Compared) -> str:
+    """The ratio of times with its interval, if it has one; of rates it is the inverse."""
+    ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
+    if not MEASURES[pair.measure].is_better_if_lower:
+        ratio = Interval(value=1 / ratio.value, low=pair.high and 1 / pair.high, high=pair.low and 1 / pair.low)
+    text = f"{ratio.value:.3g}"
+    ends = " … ".join(f"{end:.3g}" for end in (ratio.low, ratio.high) if end is not None)
+    return with_width(ratio, text, ends) if ends else text
 
 
 def _fastest(baseline: int, by_run: dict[tuple[int, str], list[Compared]]) -> list[str]:

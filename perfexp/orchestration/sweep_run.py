@@ -18,7 +18,7 @@ from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.host.files import write_atomically
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
-from perfexp.plan.override_keys import key_of, measures_the_same
+from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -93,9 +93,10 @@ class SweepRun:
         sweep = Sweep.load(self.paths.root)
         orders = [[key for key in map(key_of, words) if key in self.axes] for words in (sweep.command, command)]
         if not measures_the_same(sweep.command, command) or orders[0] != orders[1]:  # runs are numbered by the order
+            keys = ", ".join(differing_keys(sweep.command, command))
             raise UserError(
-                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
-                "Choose another output_dir, or repeat that command to continue it."
+                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose another output_dir, "
+                f"or repeat that command to continue it{f'; yours differs in {keys}' * bool(keys)}."
             )
         sweep.refresh(self.paths.root)
         return sweep

@@ -13,6 +13,12 @@ def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
     return list(filter(is_measured, one)) == list(filter(is_measured, other))
 
 
+def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Keys of the overrides and options that only one of two commands has, or each with another value."""
+    one, other = ({text for text in command if "=" in text and is_measured(text)} for command in (first, second))
+    return sorted(set(map(key_of, one ^ other)))
+
+
 def is_measured(argument: str) -> bool:
     """Whether an override changes the measurement, and not only its launcher, and place and appearance of output."""
     if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):

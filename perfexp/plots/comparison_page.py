@@ -42,6 +42,7 @@ def of_comparison(comparison: Comparison) -> bytes:
     ]
     for side in comparison.sides[1:]:
         parts.append(f"<h2>{page.text(comparison_table.title(comparison, side))}</h2>")
+        parts += [f"<p>{page.text(line)}</p>" for line in comparison_table.doubts(comparison, side)]
         for heading, lines in comparison_table.sections(comparison, side):
             parts.append(f"<details open><summary>{heading}</summary>{'<br>'.join(map(page.text, lines))}</details>")
         parts += [*_of_side(comparison, side), page.table(comparison_table.grid(comparison, side))]

@@ -63,7 +63,7 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return scaling_plot.plot(replace(caption, subtitle=words), sharing)
     facets = tuple(_facets(runs))
-    if any(bar.text.endswith("×") for facet in facets for group in facet.groups.values() for bar in group):
+    if any(bar.value and "×" in bar.text for facet in facets for group in facet.groups.values() for bar in group):
         caption = replace(
             caption,
             subtitle=f"{caption.subtitle}; {_RATIO}",
@@ -153,10 +153,11 @@ def _ratio_text(first: Row | None, row: Row) -> str:
     if first is None or first is row or not (first.time and row.time) or first.time.median.value <= 0:
         return " · first"
     one, other = first.time.median, row.time.median
-    is_known = all(each.processes > 1 or each.is_pooled or each.runs or each.selfcheck for each in (first, row))
+    is_known = first.is_of_machine and row.is_of_machine
     widths = [math.log(each.high / each.low) / 2 for each in (one, other) if each.low and each.high]
     is_clear = is_known and len(widths) == 2 and abs(math.log(other.value / one.value)) > math.hypot(*widths)
-    return f" · {'' if is_clear else '≈ '}{digits(other.value / one.value, 3)} ×"
+    name = "time per call" if row.time_kind == "throughput" else row.time_kind
+    return f" · {'' if is_clear else '≈ '}{digits(other.value / one.value, 3)} × {name}"
 
 
 def _behind(run: _Run) -> bool:

@@ -99,7 +99,8 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
             point.metrics.append(Metric(name=name, value=share.value, unit="1"))
             point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
             if name == _EFFICIENCY and share.high is not None and share.high * size < 1:
-                slower = diagnostics.make("multi_gpu_slower", ratio=share.value * size, count=size, fewer=1)
+                ratio = share.value * size
+                slower = diagnostics.make("multi_gpu_slower", ratio=ratio, count=size, fewer=1, scope="")
                 point.doubts.append(slower)
 
 

@@ -311,7 +311,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
     ),
     "multi_gpu_slower": _warning(
-        "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
+        "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}{scope}",
         "use a larger batch_size per device; probes.scaling=true shows what the difference is lost to",
     ),
     # --- profiles ---

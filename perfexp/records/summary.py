@@ -87,6 +87,11 @@ class Row:
         return self.times[self.time_kind] if self.time_kind else None
 
     @property
+    def is_of_machine(self) -> bool:
+        """Whether its intervals include how processes differ, so that they hold for another run on this machine."""
+        return bool(self.processes > 1 or self.is_pooled or self.runs or self.selfcheck)
+
+    @property
     def samples_per_second(self) -> estimators.Interval | None:
         """Samples of all ranks per call, divided by the mean time of a pipelined call; None if that is 0."""
         pipelined = self.times.get("throughput") or self.times.get("latency")

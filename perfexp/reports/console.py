@@ -152,8 +152,8 @@ class Console:
             self._line(same, indent=2)
         verdicts = sweep_verdicts.of_sweep(sweep, records)
         if sweep.children:
-            self._grid(sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios))
-        for line in verdicts.fastest:
+            self._grid(sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios))
+        for line in [*verdicts.notes, *verdicts.fastest]:
             self._line(line, indent=2)
         self._diagnostics(sweep_summary.diagnostic_lines(sweep, records))
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
@@ -166,10 +166,18 @@ class Console:
         return grid.whole_width <= self._out.width - 2
 
     def show_grid(
-        self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = (), width: int | None = None
+        self,
+        title: str,
+        grid: Grid | None,
+        *,
+        above: Sequence[str] = (),
+        not_measured: Sequence[str] = (),
+        width: int | None = None,
     ) -> None:
-        """Print any table below its title, in a width that is at most the terminal's, and failures below it."""
+        """Print any table below its title and lines, at most as wide as the terminal, and failures below it."""
         self._line(one_line(title), style="bold")
+        for line in above:
+            self._line(one_line(line), indent=2)
         if grid:
             self._grid(grid, width)
         self._section(_NOT_MEASURED, not_measured, style="red")

@@ -62,6 +62,21 @@ def _devices(device: Any, ranks: Any) -> str | None:
     return f"{name} ({len(devices)} ranks{nodes})" if is_shared else f"{len(devices)} × {name}{nodes}"
 
 
+def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the device that several environments share, with its numbers: `1 or 2 × NVIDIA H200`; None for several."""
+    facts = [(environment.get("device"), environment.get("ranks")) for environment in environments]
+    devices = {_devices(*of_run) for of_run in facts}
+    names = {_devices(device, None) for device, _ in facts}
+    if len(devices) < 2 or len(names) > 1:
+        return devices.pop() if len(devices) == 1 else None
+    (name,) = names
+    counts = [text.removesuffix(f" × {name}") if text != name else "1" for text in devices if text]
+    if not name or not all(count.isdecimal() for count in counts):  # ranks on one CPU, or on several nodes
+        return name
+    *smaller, largest = sorted(counts, key=int)
+    return f"{', '.join(smaller)} or {largest} × {name}"
+
+
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that differ between the keys."""
     key_list = list(keys)

@@ -16,9 +16,7 @@ from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import constant, label, one_line, subject
-
-#: The axis of a sweep over numbers of devices.
+from perfexp.summaries.subject import common_device, constant, label, one_line, subject
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -37,35 +35,49 @@ def headline(sweep: Sweep) -> str:
 
 
 def setting(records: Sequence[Record]) -> str:
-    """Return the constants of all runs: phase, size, batch, precision and device; empty if there are none."""
+    """Return the constants of all runs: names, phase, size, batch, precision and devices; empty if there are none."""
     keys = [row.key for record in records for row in rows(record)]
-    devices = {subject(record.plan, record.environment).device for record in records}
-    device = devices.pop() if len(devices) == 1 else None
-    words = [label(keys[0], same) if keys and (same := constant(keys)) else "", f"on {device}" if device else ""]
-    return " ".join(filter(None, words))
+    subjects = [subject(record.plan) for record in records]
+    model, algorithm, execution = (
+        names.pop() if len(names := {getattr(one, name) for one in subjects}) == 1 else ""
+        for name in ("model", "algorithm", "execution")
+    )
+    point = label(keys[0], same) if keys and (same := constant(keys)) else ""
+    device = common_device(record.environment for record in records)
+    words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
+    ranks = "; batch and times are of one rank, samples/s of all"
+    return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
     """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer."""
-    counts: dict[tuple[object, ...], list[tuple[int, int, estimators.Interval]]] = {}
+    counts: dict[tuple[object, ...], list[tuple[int, int, Row, estimators.Interval]]] = {}
     for child, record in paired(sweep, records):
         rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT))
         for row in rows(record) if record and child.devices is not None else []:
-            if row.samples_per_second:
-                group = counts.setdefault((rest, row.key), [])
-                group.append((child.devices or 0, child.job, row.samples_per_second))
-    worst: dict[int, tuple[float, int, int]] = {}
+            if rate := row.samples_per_second:
+                counts.setdefault((rest, row.key), []).append((child.devices or 0, child.job, row, rate))
+    worst: dict[int, tuple[float, int, int, str]] = {}
     for group in counts.values():
-        for count, job, rate in group:
-            fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[2])]
+        for count, job, row, rate in group:
+            fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[3])]
             if fewer:
-                best, _, most = max(fewer, key=lambda other: other[2].value)
-                slower = (rate.value / most.value, count, best)
+                best, _, of_fewer, most = max(fewer, key=lambda other: other[3].value)
+                slower = (rate.value / most.value, count, best, _scope(row, of_fewer))
                 worst[job] = min(worst.get(job, slower), slower)
     return {
-        job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer)
-        for job, (ratio, count, fewer) in worst.items()
+        job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer, scope=scope)
+        for job, (ratio, count, fewer, scope) in worst.items()
     }
+
+
+def _scope(row: Row, other: Row) -> str:
+    """The runs that a ratio of two rates holds for; empty if it holds for others on this machine too."""
+    if row.processes == other.processes == 1 and not (row.is_of_machine and other.is_of_machine):
+        return " in these runs (one process each, undecided)"
+    rates = [one.samples_per_second for one in (row, other) if one.is_of_machine]
+    is_decided = len(rates) == 2 and all(rate and rate.low is not None for rate in rates)
+    return "" if is_decided else " in these runs (undecided)"
 
 
 def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
@@ -80,14 +92,12 @@ def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     return [line for raised in grouped(placed) if not raised.worst.is_note for line in raised.lines]
 
 
-def runs(
-    sweep: Sweep, records: Sequence[Record], baseline: int | None = None, ratios: Mapping[tuple[int, str], str] = {}
-) -> Grid:
+def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
     """Return a line for each run, or for each of its phases: the axes, the time, and how it ended.
 
     Args:
-        baseline: number of the run that the others are compared with, if any.
-        ratios: ratio of the times to that run and verdict, by run's number and phase.
+        title: title of the ratios.
+        ratios: ratio of the times to the run that the others are compared with, and verdict, by run's number and phase.
     """
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
@@ -102,14 +112,14 @@ def runs(
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
-        Column(f"time / run {baseline}", (_ratio(ratios, child, table) for child, table in lines)),
-        Column("algorithm coverage", map(_shares, tables), rank=1),
+        Column(title, (_ratio(ratios, child, table) for child, table in lines)),
+        Column("algorithm coverage", map(coverage, tables), rank=1),
         Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=2),
         Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=2),
         Column("remarks", (_remarks(child.status, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
-    notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles)]
+    notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles, with_rates=True)]
     notes += wording.rate_notes(singles)
     return Grid(columns, list(filter(None, notes))).without_empty()
 
@@ -164,10 +174,10 @@ def _times(table: Sequence[Row]) -> str:
 
 def _rates(table: Sequence[Row]) -> str:
     timed = _timed(table)
-    return wording.rate_with_width(timed[0].samples_per_second) if len(timed) == 1 else ""
+    return wording.row_rate_text(timed[0]) if len(timed) == 1 else ""
 
 
-def _shares(table: Sequence[Row]) -> str:
+def coverage(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
     metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
     shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]

@@ -158,12 +158,13 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
     expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
     verdicts = sweep_verdicts.of_sweep(sweep, records)
-    table = sweep_summary.runs(sweep, records, verdicts.baseline, verdicts.ratios).markdown().rstrip("\n")
+    table = sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios).markdown().rstrip("\n")
     return _signed(
         *(of_user(records[0].plan) if records else ()),
         f"{len(sweep.children)}{expected} runs have ended.",
         *([f"{escape_markdown(same)}\n"] if (same := sweep_summary.setting(records)) else []),
         *([table] if sweep.children else []),
+        *verdicts.notes,
         *verdicts.fastest,
         *_list("## Not measured", sweep_summary.child_failures(sweep, records)),
         "## To measure it again",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from perfexp import commands, main
+from perfexp.commands import sides
 from perfexp.devices.fake import FakeDevice
 from perfexp.orchestration.ab_run import AbRun
 from perfexp.records.paths import RunPaths
@@ -100,15 +101,23 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     assert "no intervals before 3 processes of each side" in out
     assert [Record.load(folder).sweep.level for folder in folders(here)] == [0.0, 0.0]
     monkeypatch.setattr(sequential, "MOST", 4)
-    for other in ((), ("--margin=0.2%", "--metric=device"), (*options, "--fdr=1%"), (*options, "--allow=cache")):
+    for other, keys in (
+        ((), "--margin, --metric"),
+        (("--margin=0.2%", "--metric=device"), "--margin"),
+        (("--margin=0.1%", "--metric=latency"), "--metric"),
+        ((*options, "--fdr=1%"), "--fdr"),
+        ((*options, "--allow=cache"), "--allow"),
+    ):
         code, out, err = measured(capsys, *identical, *other)
         assert (code, err.count("\n")) == (2, 1)
+        assert f"continue it; yours differs in {keys}." in err
         assert "x holds another sweep: ab" in err and "--margin=0.1% --metric=device" in err
     code, out, _ = measured(capsys, *identical, "--margin", "0.10%", "--metric", "device")
     assert code == 0
     assert "3 processes of each: device B/A 1.0" in out and "4 processes of each: device B/A 1.0" in out
     assert "? UNDECIDED" in out
     assert "UNDECIDED after 4 processes of each side, the most" in out
+    assert [side.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
     assert [Record.load(folder).plan["replicate"] for folder in folders(here)] == [4, 4]
     assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [4, 4]
 

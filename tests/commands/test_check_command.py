@@ -251,7 +251,7 @@ def test_github_gets_annotations_and_a_summary(checked, tmp_path, monkeypatch):
     assert "± 0." in line and "%25" in line and "%" not in line.replace("%25", "")
     text = summary.read_text()
     assert text.startswith("before\nfailed: 1 worse")
-    assert "| device | 32 · batch 1 |" in text
+    assert "▼ SLOWER |" in text and "| device | 5.0" in text
 
 
 def test_names_in_a_record_are_no_workflow_commands(checked, tmp_path, monkeypatch):

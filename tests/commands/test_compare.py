@@ -13,8 +13,8 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, comparison_table, judging
-from perfexp.comparison.document import Comparison, Verdict
+from perfexp.comparison import comparability, comparison_table, judging, undecided
+from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
 from perfexp.plots import comparison_page
 from perfexp.records import diagnostics
@@ -329,12 +329,71 @@ def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processes", "words"), [(1, "with 1 process of each side: intervals need 3"), (4, "until another measure is")]
+    ("processes", "decided_by", "words"),
+    [
+        (1, (), "with 1 process of each side: intervals need 3"),
+        (4, (), "perfexp ab ended when device was decided; for a verdict on another measure start a new perfexp ab"),
+        (4, ("latency",), "a longer --max-seconds, which goes on while latency is undecided; for"),
+        (4, ("p95",), "which goes on while the measure that it decides by (--metric) is undecided; for"),
+        (4, None, "which goes on while the measure that it decides by (--metric) is undecided; for"),
+        (32, (), "UNDECIDED after 32 processes of each side"),
+    ],
 )
-def test_undecided_processes_in_turn_say_what_would_decide(processes, words):
-    pair = SimpleNamespace(verdict=Verdict.UNDECIDED, processes=(processes, processes))
-    [note] = comparison_table._undecided_in_turn([pair])
+def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by, words):
+    """A hint names only options that `perfexp ab` accepts for the folder that it continues."""
+    key = Key(phase="inference", input_size=(32, 32), batch_size=1, precision="fp32")
+    verdicts = {"device": Verdict.BETTER, "latency": Verdict.UNDECIDED, "memory": Verdict.SAME}
+    pairs = [
+        SimpleNamespace(side="B", key=key, measure=name, verdict=verdict, processes=(processes, processes))
+        for name, verdict in verdicts.items()
+    ]
+    side = SideFacts(name="B", source="b", runs=("b",), level=0.007, decided_by=decided_by)
+    [note] = undecided.remedies(side, pairs)
     assert words in note
+    assert "until another measure" not in note
+
+
+def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, capsys, tmp_path):
+    one, other = made([FLAT] * 2), made([FLAT] * 2, seed=1)
+    one.points[0].doubts += [diagnostics.make("drift", relative=0.05), diagnostics.make("simulated")]
+    for point in other.points:
+        shares = {"flops": 0.37, "proven": 0.0}
+        point.metrics += [
+            Metric(name=f"algorithm/{name}_share", value=value, unit="1") for name, value in shares.items()
+        ]
+    folder = tmp_path / "report"
+    assert commands.run(["compare", *saved(one, other), "--output", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    title = next(number for number, line in enumerate(lines) if line.startswith("B against A"))
+    coverage = "algorithm coverage, of the convolutions' FLOPs: B 37 %, not verified"
+    [codes] = [line.strip() for line in lines if line.startswith("  warnings: A ")]
+    assert [line.strip() for line in lines[title + 1 : title + 3]] == [coverage, codes]
+    assert "drift" in codes and codes.endswith("(perfexp show)")
+    assert coverage in (folder / "comparison.md").read_text()
+    facts = json.loads((folder / "comparison.json").read_text())["sides"][0]
+    assert "drift" in facts["warnings"] and facts["coverage"] == ""
+    for point in other.points:
+        point.metrics = [Metric(name=f"algorithm/{name}_share", value=1.0, unit="1") for name in ("flops", "proven")]
+    assert commands.run(["compare", *saved(one, other)]) == 0
+    assert "algorithm coverage" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        ([(3, 3), (3, 3)], "; 3 processes of each side; "),
+        ([(1, 1), (1, 1)], "; 1 process of each side; "),
+        ([(3, 4), (3, 4)], "; A 3, B 4 processes; "),
+        ([(3, 3), (5, 5)], "; 3 to 5 processes of each side and point; "),
+    ],
+)
+def test_the_numbers_of_processes_stand_beside_the_confidence(processes, words):
+    found = judging.compare([Side.of("A", "a", [made()]), Side.of("B", "b", [made(seed=1)])], judging.Settings())
+    [pair] = [pair for pair in found.pairs if pair.measure == "device"]
+    pairs = [msgspec.structs.replace(pair, processes=counts) for counts in processes]
+    exact = msgspec.structs.replace(pair, measure="energy", processes=(1, 1))
+    assert words in comparison_table.header(msgspec.structs.replace(found, pairs=(*pairs, exact)))[-1]
+    assert " process" not in comparison_table.header(msgspec.structs.replace(found, pairs=(exact,)))[-1]
 
 
 def many(seed, scale=1.0):

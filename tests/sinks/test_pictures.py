@@ -289,7 +289,7 @@ def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder
     [facet] = plot.facets
     [(_, bars)] = facet.groups.items()
     assert [(bar.label, bar.value is None) for bar in bars] == [("threads=4", False), ("gemm", False), ("fft", True)]
-    assert [bar.text.rpartition(" · ")[2] for bar in bars] == ["≈ 0.500 ×", "first", "oom: no memory left"]
+    assert [bar.text.rpartition(" · ")[2] for bar in bars] == ["≈ 0.500 × latency", "first", "oom: no memory left"]
     assert "time over that of the first run" in plot.caption.subtitle
 
 

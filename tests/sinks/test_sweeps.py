@@ -77,13 +77,36 @@ def test_runs_are_counted_by_the_status_that_they_have(build: Builder) -> None:
 def test_what_all_runs_share_is_said_once(build: Builder) -> None:
     axes = [{"batch_size": "1"}, {"batch_size": "8"}]
     sweep, records = build.sweep(axes, [[build.point(batch=1)], [build.point(batch=8)]])
-    assert sweep_summary.setting(records) == "inference · 224 · fp32 on Example CPU @ 2.00GHz"
+    same = "resnet50 · default · inference · 224 · fp32 · eager, threads=2"
+    assert sweep_summary.setting(records) == f"{same} on Example CPU @ 2.00GHz"
     out = io.StringIO()
     Console(out=out, width=100).show_sweep(sweep, Path("somewhere"), records)
-    assert "  inference · 224 · fp32 on Example CPU @ 2.00GHz" in out.getvalue().splitlines()
+    assert f"  {same} on Example CPU @ 2.00GHz" in out.getvalue().splitlines()
     records[1].environment = {"device": {"name": "NVIDIA X"}}
-    assert sweep_summary.setting(records) == "inference · 224 · fp32"
+    assert sweep_summary.setting(records) == same
+    records[1].plan |= {"algorithm": {"name": "fft"}, "execution": {"compile": "default"}}
+    assert sweep_summary.setting(records) == "resnet50 · inference · 224 · fp32"
     assert sweep_summary.setting([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("counts", "backend", "words"),
+    [
+        ((1, 2), "nccl", "1 or 2 × NVIDIA X"),
+        ((4, 1, 2), "nccl", "1, 2 or 4 × NVIDIA X"),
+        ((2, 2), "nccl", "2 × NVIDIA X"),
+        ((1, 2), "gloo", "NVIDIA X"),
+    ],
+)
+def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
+    build: Builder, counts: tuple[int, ...], backend: str, words: str
+) -> None:
+    axes = [{"gpu.count": str(count)} for count in counts]
+    _, records = build.sweep(axes, [[build.point()] for _ in counts])
+    for record, count in zip(records, counts, strict=True):
+        ranks = {"ranks": {"devices": [{"name": "NVIDIA X"}] * count, "backend": backend}} if count > 1 else {}
+        record.environment = {"device": {"name": "NVIDIA X"}, **ranks}
+    assert sweep_summary.setting(records).endswith(f" on {words}; batch and times are of one rank, samples/s of all")
 
 
 @pytest.mark.parametrize(("slow_seconds", "raised"), [(0.15, True), (0.0601, False), (0.03, False)])
@@ -94,7 +117,8 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     found = sweep_summary.diagnostics_of(sweep, records)
     assert list(found) == ([1] if raised else [])
     if raised:
-        assert found[1].message == "2 devices together reach 0.40 of the samples/s of 1"
+        scope = " in these runs (one process each, undecided)"
+        assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
         assert sweep_summary.diagnostic_lines(sweep, records)[0].startswith("warning: run 1 resnet50-1: 2 devices")
         cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
@@ -108,8 +132,23 @@ def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is
     ]
     found = sweep_summary.diagnostics_of(*build.sweep(axes, points))
     assert {job: doubt.message for job, doubt in found.items()} == {
-        2: "4 devices together reach 0.30 of the samples/s of 2"
+        2: "4 devices together reach 0.30 of the samples/s of 2 in these runs (one process each, undecided)"
     }
+
+
+@pytest.mark.parametrize(
+    ("processes", "scope"),
+    [((3, 3), ""), ((1, 1), " in these runs (one process each, undecided)"), ((1, 3), " in these runs (undecided)")],
+)
+def test_slower_devices_are_a_fact_only_if_intervals_hold_for_other_runs(
+    build: Builder, processes: tuple[int, int], scope: str
+) -> None:
+    points = [
+        [build.point(seconds * (1 + 0.001 * index), replicate=index, facts={}) for index in range(count)]
+        for seconds, count in zip((0.06, 0.15), processes, strict=True)
+    ]
+    found = sweep_summary.diagnostics_of(*build.sweep([{"gpu.count": "1"}, {"gpu.count": "2"}], [*points]))
+    assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
 
 
 def test_a_run_of_a_sweep_is_a_line_and_all_of_its_tables_on_request(build: Builder) -> None:
