@@ -75,7 +75,9 @@ def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
     for _ in range(3):
         measure("replicate=3")
     assert commands.run(["show", "run2"]) == 0
-    line = r"another run of the same command, by 2 earlier runs of it and its processes, which differ by [\d.< ]+ %"
+    line = (
+        r"another run of the same command, by 2 earlier runs of it and its processes, which differ by [\d.< ]+ % in \w+"
+    )
     assert re.search(line, capsys.readouterr().out)
 
 
@@ -91,7 +93,7 @@ def test_the_processes_are_named_until_runs_count(measure, capsys):
     measure("replicate=3")
     measure("replicate=3")
     assert commands.run(["show", "run1"]) == 0
-    assert re.search(r"\(3 processes, which differ by [\d.< ]+ %, and 1 earlier run\)", capsys.readouterr().out)
+    assert re.search(r"\(3 processes, which differ by [\d.< ]+ % in \w+, and 1 earlier run\)", capsys.readouterr().out)
 
 
 @pytest.mark.slow

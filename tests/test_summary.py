@@ -239,7 +239,8 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
     assert scope_notes(rows) == [
         "± this machine at 1 of 3 points: another run, by the processes of its selfcheck of 2026-01-01",
-        "± this machine at 2 of 3 points: another run, by the processes that measured 1 point, which differ by 1.0 %",
+        "± this machine at 2 of 3 points: another run, by the processes that measured 1 point, which differ by 1.0 % "
+        "in latency",
     ]
 
 
@@ -339,23 +340,23 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
         (
             0.015625,
             {"loop/host_seconds": 0.012},
-            "64% of the loop's time; the host needs 77% to issue the calls: neither sets the pace alone",
+            "64% of the loop's median call; the host needs 77% to issue the calls: neither sets the pace alone",
         ),
         (
             0.015625,
             {"data_share": 0.3, "loop/host_seconds": 0.012},
-            "64% of the loop's time; loading takes 30% of a call",
+            "64% of the loop's median call; loading takes 30% of a call",
         ),
-        (0.015625, {}, "64% of the loop's time; the host's time to issue the calls is unknown"),
+        (0.015625, {}, "64% of the loop's median call; the host's time to issue the calls is unknown"),
         (
             0.015625,
             {"loop/host_seconds": 0.0145},
-            "64% of the loop's time; the host needs 93% to issue the calls: it sets the pace",
+            "64% of the loop's median call; the host needs 93% to issue the calls: it sets the pace",
         ),
         (
             0.015625,
             {"loop/host_seconds": 0.0266},
-            "64% of the loop's time; issuing the calls took 1.7 times the loop's time when it was measured alone",
+            "64% of the loop's median call; issuing the calls took 1.7 times the loop's time when it was measured",
         ),
         (0.012, {"loop/host_seconds": 0.011}, None),
     ],
@@ -503,7 +504,8 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert single.startswith("± one process: another run")
     [alone, widened] = scope_notes([first, earlier])
     assert alone.startswith("± one process at 1 of 2 points: another run")
-    assert widened == "± this machine at 1 of 2 points: another run of the same command, by 2 earlier runs of it"
+    sources = "by 2 earlier runs of it and its one process"
+    assert widened == f"± this machine at 1 of 2 points: another run of the same command, {sources}"
     [widened] = scope_notes([earlier])
     assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
 
@@ -540,9 +542,9 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     [first] = summary.rows(make_record(points=[point(0.01)]))
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
-    assert note == "± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %"
+    assert note.startswith("± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %")
     [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
-    assert pooled_note.endswith("by the processes that measured 1 point, which differ by 1.0 %")
+    assert pooled_note.endswith("by the processes that measured 1 point, which differ by 1.0 % in latency")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
     assert rest.startswith("± this machine at 1 of 2 points: another run of the same command (3 processes")

@@ -57,10 +57,12 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     if len(states) < 2:
         return []
     named = sorted(states, key=len, reverse=True)[:_NAMED_STATES]
-    texts = [f"{median(state) / 1e6:.0f} MHz after {len(state) / len(clocks):.0%}" for state in named]
+    texts = [f"{median(state) / 1e6:.0f} MHz after {len(state)}" for state in named]
     others = ", others after the rest" if len(states) > _NAMED_STATES else ""
     change = 1 - min(clocks) / max(clocks)
-    return [diagnostics.make("clock_moved", change=change, states=f"{', '.join(texts)} of the blocks{others}")]
+    return [
+        diagnostics.make("clock_moved", change=change, states=f"{', '.join(texts)} of {len(clocks)} blocks{others}")
+    ]
 
 
 def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:

@@ -86,7 +86,7 @@ def _of_one_process(rows: Sequence[Row], where: str) -> str:
 
 def _of_runs(rows: Sequence[Row], where: str) -> str:
     earlier, spread = units.counted(min(row.runs for row in rows), "earlier run"), _spread_text(rows)
-    processes = f" and its processes{spread}" if spread else ""
+    processes = f" and its processes{spread}" if spread else " and its one process"
     return f"± this machine{where}: another run of the same command, by {earlier} of it{processes}"
 
 
@@ -119,4 +119,7 @@ _WIDENED = {_of_runs, _of_selfcheck, _of_points}
 def _spread_text(rows: Sequence[Row]) -> str:
     """Return how far the processes of the rows differ (standard deviation), at most over several; empty if unknown."""
     spreads = [row.spread for row in rows if row.spread is not None]
-    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))}" if spreads else ""
+    if not spreads:
+        return ""
+    kinds = " or ".join(dict.fromkeys(row.time_kind for row in rows if row.spread is not None and row.time_kind))
+    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))} in {kinds}"

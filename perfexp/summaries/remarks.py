@@ -24,9 +24,9 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 _UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
 #: Index of the figure in a message by which diagnostics of one code are compared, where it is not the first; and how
 #: bad a value is, where it is not worse the further it is from zero.
-_PLACES = {"too_few_samples": 2}
+_PLACES = {"too_few_samples": 2, "multi_gpu_slower": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls"), operator.neg),
+    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower"), operator.neg),
     **dict.fromkeys(
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),

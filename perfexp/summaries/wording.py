@@ -301,7 +301,7 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and which part of it is not verified: `100 %, 37 % not verified`; empty without.
+    """Return the algorithm coverage, and whether all of it is proven: `100 %, not all verified`; empty without.
 
     Records of older versions lack the proof.
     """
@@ -312,7 +312,7 @@ def coverage_text(row: Row) -> str:
         return f"{metric_text(asked)}, proof not recorded"
     if proven.value == asked.value:
         return f"{metric_text(asked)}, proven"
-    return f"{metric_text(asked)}, {f'{percent(asked.value - proven.value)} ' if proven.value else ''}not verified"
+    return f"{metric_text(asked)}, {'not all verified' if proven.value else 'not verified'}"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:

@@ -16,6 +16,8 @@ from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: What the statuses of a pass that ran as requested say about its kernels.
 _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
+#: What `fastest` leaves to torch.
+_OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 #: Parts of the names of engines that multiply less than a direct convolution.
 _MULTIPLY_LESS = ("winograd", "fft")
 
@@ -80,9 +82,7 @@ def _shares(point: Point) -> dict[str, float]:
             return {}
         name, status = str(one_pass["selected"]), one_pass["status"]
         known = _STATUSES.get(status, status)
-        flops["torch's own choice" if name in BASELINES and status == "ok" else f"{name} ({known})"] += one_pass[
-            "flops"
-        ]
+        flops[_OWN_CHOICE if name in BASELINES and status == "ok" else f"{name} ({known})"] += one_pass["flops"]
     total = flops.total()
     return {name: count / total for name, count in flops.items() if count} if total else {}
 

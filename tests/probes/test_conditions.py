@@ -87,7 +87,8 @@ def test_a_clock_that_changes_between_blocks_is_doubted_with_its_states():
     found = diagnostic(point, "clock_moved")
     assert "11." in found.message.partition("%")[0]
     for share in (slow, 1 - slow):
-        assert f"MHz after {share:.0%}" in found.message
+        assert f"MHz after {share * len(clocks):.0f}" in found.message
+    assert found.message.endswith(f"of {len(clocks)} blocks")
 
 
 def test_a_clock_that_drifts_names_its_largest_states_only():
