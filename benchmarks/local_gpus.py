@@ -4,8 +4,8 @@
 
 Each round measures the same sweep on one GPU, on all with `exclusive=false`, and with `exclusive=true`. The claims:
 with `exclusive=false` at most 0.6 of the wall time of one GPU, and `device` within 1 %; with `exclusive=true` the
-intervals of latency and throughput overlap with those of one GPU. These are intervals of one process on one board, so
-that runs on that board are told from runs on others. `--options gpu=fake` tries it without GPUs.
+intervals of latency and throughput overlap with those of one GPU. Boards differ by more than the interval of a process
+shows, so that runs on the same board and on another one are counted apart. `--options gpu=fake` tries it without GPUs.
 The runs stay in the folder `--out`.
 """
 
