@@ -1,107 +1,121 @@
-"""Markdown tables of what the algorithms cost, from the records of `-m model=… algorithm=…` runs.
+"""What the algorithms cost, from the records of runs of one model by one algorithm each.
 
-    python benchmarks/algorithm_tables.py FOLDER… [--layers]
+    python benchmarks/algorithm_tables.py FOLDER… --commit COMMIT   # fill docs/results/algorithms-PHASE-PRECISION
+    python benchmarks/algorithm_tables.py FOLDER… --layers          # from algorithm=fastest: the choice for each layer
 
-* For each phase and precision: the device's time of a call by model and algorithm, ms with the half-width of its 95 %
-  interval, and the share of the convolutions' FLOPs that ran as asked (with `algorithm.verify=true` what cuDNN put in
-  place of it is not in there). `benchmark` and `default` also come from the rivals of `algorithm=fastest`; how these
-  were timed stands beside them where `device` was timed otherwise.
-* From `algorithm=fastest`: over all convolutions of the model the sum of the times of torch's own choice, of its search
-  and of what was chosen, each timed alone, µs; how many times faster the whole model was than by default and by search;
-  which engines won how often.
-* `--layers`, instead: from `algorithm=fastest`, the same for each distinct convolution and pass of each point, the one
-  of which most is gained first.
+* A row is a model by an algorithm: the device's time of a call with its 95 % interval, how it was timed, and the share
+  of the convolutions' FLOPs that ran as requested. The rows of a phase and precision replace those of the data file,
+  whose title, claim and notes stay. The records of a precision become one file in docs/results/records. The pages are
+  written by `python benchmarks/results.py`.
+* `--layers` prints Markdown tables: for each distinct convolution and pass the times of torch's own choice, of its
+  search and of what was chosen, µs, the one of which most is gained first.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter, defaultdict
+import hashlib
+import json
+import lzma
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import results
 
 from perfexp.records.record import Point, Record, Status
 from perfexp.statistics import estimators
 
-#: Columns in this order, and then what else there is.
-ORDER = (
-    *("default", "benchmark", "fastest", "implicit_precomp_gemm", "implicit_gemm", "gemm", "winograd_nonfused"),
+#: Rows in this order.
+MODELS = ("vgg16", "alexnet", "googlenet", "resnet50", "resnet152", "densenet121")
+ALGORITHMS = (
+    *("default", "benchmark", "implicit_precomp_gemm", "implicit_gemm", "gemm", "winograd_nonfused"),
     *("winograd", "fft_tiling", "fft", "direct"),
 )
+PHASES = {"inference": "inference", "train": "training"}
+#: Options that say nothing about what was measured.
+UNTOLD = ("output_dir=", "quiet=", "tracking=", "ttfp=", "gpu=")
 
 
-def points(folders: list[Path]) -> Iterator[tuple[str, str, Point]]:
-    """Model, algorithm, and each timed point of all records below the folders."""
+class Cell(NamedTuple):
+    """A timed point, with its record and the record's file."""
+
+    path: Path
+    record: Record
+    point: Point
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Model and algorithm."""
+        return self.record.plan["model"]["name"], self.record.plan["choices"]["algorithm"]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of the rows of a page."""
+        model, algorithm = self.names
+        return MODELS.index(model), ALGORITHMS.index(algorithm)
+
+
+def cells(folders: list[Path]) -> Iterator[Cell]:
+    """Each timed point of all records below the folders."""
     for folder in folders:
         for path in sorted(folder.rglob("record.json")):
             record = Record.load(path)
-            plan = record.plan
-            for point in record.points:
-                if point.key.phase in ("inference", "train"):
-                    yield plan["model"]["name"], plan["choices"]["algorithm"], point
+            yield from (Cell(path, record, point) for point in record.points if point.key.phase in PHASES)
 
 
-def cell(point: Point) -> str:
-    """The device's time of a call, and the share that ran as asked."""
-    series = point.find_series("device")
-    if point.status is not Status.OK or series is None or not series.measured:
-        return point.status.value
-    share = point.metric("algorithm/flops_share")
-    asked = "" if share is None or share.value in (None, 1.0) else f" ({share.value:.0%})"
-    return _time(series.measured) + asked
+def row(cell: Cell, commit: str, records: str) -> dict[str, Any]:
+    """A row of a page of docs/results, from a point that was timed."""
+    _, record, point = cell
+    model, algorithm = cell.names
+    method = point.facts["device_method"]
+    interval = estimators.median_interval(
+        point.find_series("device" if method == "queue" else f"device/{method}").measured
+    )
+    share, width = point.metric("algorithm/flops_share"), interval.relative_half_width
+    environment = record.environment
+    device, packages = environment["device"], environment["packages"]
+    versions = {
+        "Python": environment["python"].rpartition(".")[0],
+        "torch": f"{packages['torch']}+cu{device['cuda'].replace('.', '')}",
+        "cuDNN": f"{device['cudnn'] // 10000}.{device['cudnn'] // 100 % 100}",
+        "driver": device["driver"],
+    }
+    return {
+        "case": {"model": model, "algorithm": f"`{algorithm}`"},
+        "figures": {
+            "device_ms": float(f"{interval.value * 1e3:.4g}"),
+            "coverage_percent": None if algorithm in ("default", "benchmark") else round(share.value * 100),
+        },
+        "intervals": {} if width is None else {"device_ms": {"half_width_percent": float(f"{width * 100:.2g}")}},
+        "outcome": {"timed": {"queue": "queued calls", "graph": "CUDA graph"}[method]},
+        "command": f"python -m perfexp {' '.join(word for word in record.command if not word.startswith(UNTOLD))}",
+        "version": record.perfexp_version,
+        "commit": commit,
+        "date": record.started[:10],
+        "host": f"{environment['cpu']['cores']} CPU cores, Linux",
+        "device": device["name"],
+        "software": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "records": records,
+    }
 
 
-def _time(samples: list[float]) -> str:
-    interval = estimators.median_interval(samples)
-    width = interval.relative_half_width
-    return f"{interval.value * 1e3:.4g}" + ("" if width is None else f" ± {width:.2%}".replace("%", " %"))
-
-
-def times(found: list[tuple[str, str, Point]]) -> None:
-    """A table for each phase and precision."""
-    tables: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for model, algorithm, point in found:
-        table = tables[point.key.phase, point.key.precision][model]
-        table[algorithm] = cell(point)
-        for rival in ("default", "benchmark"):
-            series = point.find_series(f"rival/{rival}") or point.find_series(f"rival/{rival}/captured")
-            if series is not None:
-                methods = [point.facts.get(name) for name in ("rivals_method", "device_method")]
-                other = f" ({methods[0]})" if methods[0] and methods[0] != methods[1] else ""
-                table.setdefault(rival, _time(series.measured) + other)
-    for (phase, precision), table in sorted(tables.items()):
-        names = {name for row in table.values() for name in row}
-        columns = [name for name in ORDER if name in names] + sorted(names - set(ORDER))
-        print(f"\n{phase}, {precision}\n\n| model | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-        for model, row in table.items():
-            print(f"| {model} | {' | '.join(row.get(name, '') for name in columns)} |")
-
-
-def choices(found: list[tuple[str, str, Point]]) -> None:
-    """What the choice for each layer is worth."""
-    print("\n| model | phase | precision | convolutions | default | benchmark | chosen | whole model | winners |")
-    print(f"|{'---|' * 9}")
-    for model, algorithm, point in found:
-        if algorithm != "fastest" or point.status is not Status.OK:
-            continue
-        winners: Counter[str] = Counter()
-        sums: Counter[str] = Counter()
-        for layer in point.facts["algorithm"]["layers"]:
-            for each in layer["passes"]:
-                seconds, calls = each["seconds"], layer["calls"]
-                if not seconds:
-                    continue
-                winners[each["selected"]] += calls
-                sums["default"] += calls * seconds["default"]
-                sums["benchmark"] += calls * seconds.get("benchmark", seconds["default"])
-                sums["chosen"] += calls * seconds[each["selected"]]
-        whole = [point.metric(f"algorithm/speedup_over_{rival}") for rival in ("default", "benchmark")]
-        ratios = " / ".join("–" if each is None or each.value is None else f"{each.value:.3f}" for each in whole)
-        cells = [f"{sums[name] * 1e6:.0f}" for name in ("default", "benchmark", "chosen")]
-        names = ", ".join(f"{count} {name}" for name, count in winners.most_common())
-        where = f"{model} | {point.key.phase} | {point.key.precision} | {winners.total()}"
-        print(f"| {where} | {' | '.join(cells)} | {ratios} | {names} |")
+def fill(found: list[Cell], commit: str) -> None:
+    """Replace the rows of the data files, and store the records."""
+    for precision in sorted({cell.point.key.precision for cell in found}):
+        measured = sorted(
+            (cell for cell in found if cell.point.key.precision == precision), key=lambda cell: cell.order
+        )
+        together = {cell.path.parent.name: json.loads(cell.path.read_text("utf-8")) for cell in measured}
+        content = json.dumps(together, sort_keys=True).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        (results.FOLDER / "records" / f"{sha256}.json.xz").write_bytes(lzma.compress(content, preset=9))
+        for phase, word in PHASES.items():
+            file = results.FOLDER / f"algorithms-{word}-{precision}.json"
+            claim = results.parse(file.read_text("utf-8"))
+            claim["rows"] = [row(cell, commit, sha256) for cell in measured if cell.point.key.phase == phase]
+            file.write_text(results.dump(claim), "utf-8")
 
 
 class Race(NamedTuple):
@@ -113,10 +127,11 @@ class Race(NamedTuple):
     selected: str
 
 
-def layers(found: list[tuple[str, str, Point]]) -> None:
+def layers(found: list[Cell]) -> None:
     """What was chosen for each distinct convolution."""
-    for model, algorithm, point in found:
-        if algorithm != "fastest" or point.status is not Status.OK:
+    for _, record, point in found:
+        model = record.plan["model"]["name"]
+        if record.plan["choices"]["algorithm"] != "fastest" or point.status is not Status.OK:
             continue
         names: dict[Race, list[str]] = defaultdict(list)
         for layer in point.facts["algorithm"]["layers"]:
@@ -141,17 +156,18 @@ def layers(found: list[tuple[str, str, Point]]) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Fill the tables, or print the layers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="with records below them")
-    parser.add_argument("--layers", action="store_true", help="what was chosen for each convolution, instead")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--commit", help="of the perfexp that measured, 7 digits; replaces the rows of docs/results")
+    what.add_argument("--layers", action="store_true", help="what was chosen for each convolution")
     arguments = parser.parse_args()
-    found = list(points(arguments.folders))
+    found = list(cells(arguments.folders))
     if arguments.layers:
         layers(found)
-        return
-    times(found)
-    choices(found)
+    else:
+        fill(found, arguments.commit)
 
 
 if __name__ == "__main__":
