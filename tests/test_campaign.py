@@ -113,7 +113,7 @@ def test_a_store_that_is_not_used_again_is_named_and_how_to_choose(how, sweep, t
     default = f"sqlite:///{tmp_path}/there/outputs/mlflow.db"
     assert sent == {(default, None)}
     assert told.startswith(f"warning: the sweep's earlier runs are in {shown}; the others are sent to {default}. ")
-    assert f"perfexp tracking.uri=URI resume={tmp_path}/there/../here/s" in told
+    assert f"perfexp resume={tmp_path}/there/../here/s tracking.uri=URI" in told
     assert told.count("\n") == 1
     assert "s3cr3t" not in told
     assert sweep("there", "resume=../here/s", f"tracking.uri={url}") == ("", {(url, None)})

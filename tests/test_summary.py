@@ -375,11 +375,11 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     [
         (2075.0, 2974.0, "2400 ± 18 %"),
         (1000.0, 6000.0, "2400 (1000 … 6000)"),
-        (2440.0, 2450.0, "2445"),
+        (2440.0, 2450.0, "2445 ± 0.2 %"),
         (None, None, "≈ 2440"),
     ],
 )
-def test_a_rate_has_its_half_width_unless_the_digits_say_it(low, high, text):
+def test_a_rate_has_its_interval(low, high, text):
     assert wording.rate_with_width(Interval(value=2445.0, low=low, high=high)) == text
 
 
@@ -405,7 +405,7 @@ def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it_unless_it_waits_f
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series
     measured.metrics = [Metric(name="data_share", value=loading, unit="1")]
-    measured.doubts = [diagnostics.make("launch_bound", device=0.5, issuing=idleness.issuing(1.01))]
+    measured.doubts = [diagnostics.make("launch_bound", busy="half of it", issuing=idleness.issuing(1.01))]
     [doubt] = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
     assert doubt.code == code
     assert doubt.message.endswith(words)
@@ -415,7 +415,7 @@ def test_a_loop_that_the_host_limits_has_one_diagnostic_for_it_unless_it_waits_f
 def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_the_device(make_record, code):
     measured = point(0.01, kind="device")
     measured.metrics = [Metric(name="algorithm/speedup_over_default", value=1.2, unit="1")]
-    measured.doubts = [diagnostics.make(code, device=0.5, issuing="")] if code else []
+    measured.doubts = [diagnostics.make(code, busy="half", issuing="")] if code else []
     record = make_record(points=[measured])
     notes = overview.metrics(record, summary.rows(record)).notes
     assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)

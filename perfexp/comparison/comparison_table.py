@@ -47,6 +47,8 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
+#: How the figures of layers are to be read.
+_READ_LAYERS = "layers of the first process of each side, as profiled, gaps before them included, without intervals"
 #: Times whose difference layers explain; the last one that a point has counts.
 _EXPLAINED = ("latency", GRAPH, "device")
 #: Kernels of a layer that are named.
@@ -242,29 +244,39 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column("layer", (line.layer for line in lines), prose=True, is_key=True),
             Column("pass", (line.which for line in lines), prose=True, is_key=True),
             Column("point", (line.point for line in lines), prose=True, is_key=True),
-            Column(comparison.sides[0].name, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
-            Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
-            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
-            Column("share", (percent(line.share) for line in lines)),
+            Column(comparison.sides[0].name, (_of_call(line, line.baseline_seconds, 0) for line in lines), rank=2),
+            Column(side.name, (_of_call(line, line.other_seconds, 1) for line in lines), rank=1),
+            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) * line.agrees for line in lines)),
+            Column("share", (percent(line.share) * line.agrees for line in lines)),
             *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
         ],
         explained(comparison, side),
-    )
+    ).without_empty()
+
+
+def _of_call(line: LayerDifference, seconds: float, index: int) -> str:
+    """What a layer takes of a side's call: its time, or its share where times do not hold."""
+    return figure(seconds, "seconds") if line.agrees else f"{percent(line.shares[index])} of its call"
 
 
 def explained(comparison: Comparison, side: SideFacts) -> list[str]:
-    """What share of the differences between times all layers explain together."""
+    """How to read the layers of a side, and what share of the differences between times they explain together."""
     sums: dict[str, float] = {}
-    for line in comparison.layers:
-        if line.side == side.name:
+    own = [line for line in comparison.layers if line.side == side.name]
+    for line in own:
+        if line.agrees:
             sums[line.point] = sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
+    notes = [_READ_LAYERS] if own else []
+    if shares_only := dict.fromkeys(line.point for line in own if not line.agrees):
+        many = f" at {', '.join(list(shares_only)[:_MOST_LAYERS])}" if sums else ""
+        notes.append(f"shares of a call only{many}: a profiled call disagrees with the timed one (layers_disagree)")
     shares = {}
     for measure in _EXPLAINED:
         for pair in comparison.pairs:
             is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
             if (pair.side, pair.measure) == (side.name, measure) and pair.point in sums and is_decided:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
-    return [
+    return notes + [
         f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
         for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
     ]

@@ -17,6 +17,7 @@ from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
+from perfexp.summaries.subject import plain_fp32
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Relative rounding error of a figure.
@@ -279,12 +280,13 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=(_is_estimated(baseline), _is_estimated(other)),
+        estimated=(_is_estimated(draft.measure, baseline), _is_estimated(draft.measure, other)),
     )
 
 
-def _is_estimated(figure: Repeats) -> bool:
-    return len(figure.values) == 1 and figure.within is None
+def _is_estimated(measure: str, figure: Repeats) -> bool:
+    """Whether a figure has no interval of its own; a percentile of too few samples has none in any process."""
+    return figure.within is None and (len(figure.values) == 1 or measure == "p95")
 
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:
@@ -316,7 +318,8 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     varying = pairing.varying(every)
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
-    return pairing.label(every[0], same)
+    plain = plain_fp32((one.record.plan, one.record.environment) for one in every)
+    return "; ".join(filter(None, (pairing.label(every[0], same), plain)))
 
 
 def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | None = None) -> SideFacts:

@@ -117,7 +117,9 @@ def judge_bound(point: Point) -> None:
     point.facts["bound_by"] = bound
     if bound == "launch" and host is not None:
         issuing = idleness.issuing(host / wall)
-        point.doubts.append(diagnostics.make("launch_bound", device=busy / wall, issuing=issuing))
+        point.doubts.append(
+            diagnostics.make("launch_bound", busy=idleness.busy_share(point, busy, wall), issuing=issuing)
+        )
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:

@@ -97,18 +97,23 @@ def _forest(comparison: Comparison, side: SideFacts, ratios: Mapping[Compared, f
 def _layers(lines: Sequence[LayerDifference]) -> Any:
     """The layers with the largest contributions to a difference, as bars."""
     figure, shown = go.Figure(), lines[:_MOST_LAYERS]
-    milliseconds = [1e3 * (line.other_seconds - line.baseline_seconds) for line in shown]
+    agrees = shown[0].agrees
+    differences = [
+        1e3 * (line.other_seconds - line.baseline_seconds) if agrees else 1e2 * (line.shares[1] - line.shares[0])
+        for line in shown
+    ]
     figure.add_bar(
-        x=milliseconds,
+        x=differences,
         y=list(range(len(shown))),
         orientation="h",
-        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in milliseconds],
-        text=[f"{line.share:.0%}" for line in shown],
+        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in differences],
+        text=[f"{line.share:.0%}" if agrees else "" for line in shown],
         hovertext=[comparison_table.kernels_of(line) for line in shown],
         hoverinfo="x+text",
     )
     title = f"layers that differ most, {shown[0].point}: {len(shown)} of {len(lines)}"
-    about = f"{shown[0].side} - A in ms, with the share of the whole difference"
+    unit = "ms, with the share of the whole difference" if agrees else "percentage points of a call"
+    about = f"{shown[0].side} - A in {unit}"
     _lay_out(figure, title, about, [f"{line.layer} {line.which}" for line in shown])
     return figure
 

@@ -86,10 +86,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "read the phases as shares, not as times; the whole call is timed without them",
     ),
     "launch_bound": _warning(
-        "the device is busy {device:.0%} of the loop's median call; {issuing}",
+        "the device is busy {busy}; {issuing}",
         "use a larger batch or execution=compile to keep the device busy",
     ),
-    "device_idle": _warning("the device is busy {device:.0%} of the loop's median call; {cause}", "{advice}"),
+    "device_idle": _warning("the device is busy {busy}; {cause}", "{advice}"),
     # --- `device`, the time on the device itself ---
     "queue_starved": _warning(
         "in {blocks} blocks the device ran out of work before the host had filled the launch queue",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import DEVICE_TIMES, first_median
+from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
 from perfexp.records.record import Point
 
 #: Share of the loop's time for which a device is busy that needs no diagnostic.
@@ -33,7 +33,18 @@ def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
     if len(others) < len(doubts) and (_value(point, "data_share") or 0.0) < _LOADING:
         return list(doubts)
     cause, advice = _cause(point, wall)
-    return [*others, diagnostics.make("device_idle", device=busy / wall, cause=cause, advice=advice)]
+    return [*others, diagnostics.make("device_idle", busy=busy_share(point, busy, wall), cause=cause, advice=advice)]
+
+
+def busy_share(point: Point, busy_seconds: float, wall_seconds: float) -> str:
+    """Return the share of the loop's median call for which the device is busy, in words, with that of its mean call.
+
+    The mean, which samples per second are by, is left out where it gives the same percentage.
+    """
+    mean = loop_interval(point)
+    by_median, by_mean = (f"{busy_seconds / wall:.0%}" for wall in (wall_seconds, mean.value if mean else wall_seconds))
+    of_mean = f" ({by_mean} of its mean call, which samples/s are by)" if by_mean != by_median else ""
+    return f"{by_median} of the loop's median call{of_mean}"
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:

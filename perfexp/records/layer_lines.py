@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+#: Diagnostic of a point whose lines are shares only.
+DISAGREES = "layers_disagree"
+
 
 def seconds_of(line: Mapping[str, Any]) -> float:
     """Median time of a line, without the gap before it."""

@@ -31,7 +31,7 @@ from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
-from perfexp.summaries.subject import distinguishing, label, one_line, shape, subject, varying
+from perfexp.summaries.subject import distinguishing, label, one_line, plain_fp32, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
@@ -204,8 +204,7 @@ class Console:
             self._line(str(about), style="bold")
         ranks = f"; {scope}" if (scope := overview.scope_of_ranks(record, rows)) else ""
         same = shape(row.key for row in rows)
-        # PyTorch's default allows TF32 for convolutions
-        plain = "; fp32 (no TF32)" if about.precision == "fp32" and not convolutions.allows_tf32(record) else ""
+        plain = f"; {text}" if (text := plain_fp32([(record.plan, record.environment)])) else ""
         self._line(f"{same} on {about.device or 'an unknown device'}{plain}{ranks}".lstrip(), indent=2)
         if rows:
             self._grid(overview.points(rows, requested_percentiles(record)))

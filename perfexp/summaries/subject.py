@@ -50,6 +50,21 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
     )
 
 
+def allows_tf32(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> bool:
+    """Whether float32 may be multiplied as TF32 where the device can, as by PyTorch's default for convolutions."""
+    device, precision = environment.get("device"), plan.get("precision")
+    is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
+    return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
+
+
+def plain_fp32(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Return `fp32 (no TF32)` if all runs, by plan and environment, are in float32 without TF32; else nothing."""
+    found = {
+        _node_name(plan, "precision") == "fp32" and not allows_tf32(plan, environment) for plan, environment in runs
+    }
+    return "fp32 (no TF32)" if found == {True} else ""
+
+
 def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(device, Mapping) or not device.get("name"):
         return None

@@ -16,7 +16,7 @@ from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import common_device, constant, label, one_line, subject
+from perfexp.summaries.subject import common_device, constant, label, one_line, plain_fp32, subject
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -45,8 +45,10 @@ def setting(records: Sequence[Record]) -> str:
     point = label(keys[0], same) if keys and (same := constant(keys)) else ""
     device = common_device(record.environment for record in records)
     words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
-    ranks = "; batch and times are of one rank, samples/s of all"
-    return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
+    ranks = "; batch and times are of one rank, samples/s and time per sample of all"
+    plain = plain_fp32((record.plan, record.environment) for record in records)
+    text = "; ".join(filter(None, (" ".join(filter(None, words)), plain)))
+    return text + ranks * any("ranks" in record.environment for record in records)
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:

@@ -50,8 +50,6 @@ _SHARES = (
 _WIDE_EXPONENT = 0.3
 #: A half-width from which both ends of an interval are shown: they are no longer equally far.
 _WIDE = 0.2
-#: A half-width of a rate up to which its digits say enough.
-_NARROW = 0.03
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 TOO_FEW = "too few effective samples"
@@ -101,9 +99,9 @@ def rate_text(interval: estimators.Interval | None) -> str:
 
 
 def rate_with_width(interval: estimators.Interval | None) -> str:
-    """Return a rate as `rate_text` does, with an interval that is not narrow: `2400 ± 17 %`, `1300 (650 … 2600)`."""
+    """Return a rate as `rate_text` does, with its interval: `2400 ± 17 %`, `1300 (650 … 2600)`; `≈` without one."""
     width = interval.relative_half_width if interval else None
-    if interval is None or width is None or width <= _NARROW:
+    if interval is None or width is None:
         return rate_text(interval)
     ends = (units.digits(end, 3) for end in (interval.low, interval.high) if end is not None)
     return with_width(interval, rate_text(interval), " … ".join(ends))

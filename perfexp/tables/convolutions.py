@@ -10,7 +10,7 @@ from perfexp.records.races import BASELINES, LayerPass, passes, seconds_of, sums
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import label, subject, varying
+from perfexp.summaries.subject import allows_tf32, label, subject, varying
 from perfexp.summaries.wording import interval_text, percent
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
@@ -50,15 +50,12 @@ def sentences(record: Record) -> list[str]:
     """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
     timed = [(point, own) for point in record.points if (own := timed_passes(point))]
     fields = varying(point.key for point, _ in timed)
-    texts = [(point, text) for point, own in timed for text in _of(own, allows_tf32=allows_tf32(record))]
+    texts = [
+        (point, text)
+        for point, own in timed
+        for text in _of(own, allows_tf32=allows_tf32(record.plan, record.environment))
+    ]
     return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
-
-
-def allows_tf32(record: Record) -> bool:
-    """Whether float32 may be multiplied as TF32 where the device can, as by PyTorch's default for convolutions."""
-    device, precision = record.environment.get("device"), record.plan.get("precision")
-    is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
-    return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
 
 
 def coverage(record: Record) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfexp.records import races
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.layer_lines import gap_of, name_of, seconds_of
+from perfexp.records.layer_lines import DISAGREES, gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
@@ -119,7 +119,7 @@ def agrees(point: Point) -> bool:
 
 def disagreement(point: Point) -> Diagnostic | None:
     """Return the diagnostic by which the layers of a point are shares only; None where their times hold, too."""
-    return next((doubt for doubt in point.doubts if doubt.code == "layers_disagree"), None)
+    return next((doubt for doubt in point.doubts if doubt.code == DISAGREES), None)
 
 
 def table(record: Record) -> tuple[str, Grid] | None:

@@ -188,5 +188,4 @@ def test_a_run_of_several_processes_needs_no_selfcheck(processes_that_differ, he
     assert commands.run(["selfcheck", *FAKE]) == 0
     run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "replicate=2", "tracking=none", "ttfp=false")
     assert main.main([*run, "output_dir=two"]) == 0
-    record = Record.load(here / "two")
-    assert (record.selfcheck, [row.selfcheck for row in rows(record)]) == ([], [None])
+    assert [row.selfcheck for row in rows(Record.load(here / "two"))] == [None]

@@ -106,7 +106,9 @@ def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
     for record, count in zip(records, counts, strict=True):
         ranks = {"ranks": {"devices": [{"name": "NVIDIA X"}] * count, "backend": backend}} if count > 1 else {}
         record.environment = {"device": {"name": "NVIDIA X"}, **ranks}
-    assert sweep_summary.setting(records).endswith(f" on {words}; batch and times are of one rank, samples/s of all")
+    assert sweep_summary.setting(records).endswith(
+        f" on {words}; batch and times are of one rank, samples/s and time per sample of all"
+    )
 
 
 @pytest.mark.parametrize(("slow_seconds", "raised"), [(0.15, True), (0.0601, False), (0.03, False)])
