@@ -70,7 +70,7 @@ def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
     codes = "; ".join(f"{one.name} {', '.join(one.warnings)}" for one in sides if one.warnings)
     return [
         *([f"algorithm coverage, of the convolutions' FLOPs: {shares}"] if shares else []),
-        *([f"warnings: {codes} (perfexp show)"] if codes else []),
+        *([f"errors and warnings: {codes} (perfexp show)"] if codes else []),
     ]
 
 

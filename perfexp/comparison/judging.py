@@ -17,7 +17,7 @@ from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
-from perfexp.summaries.subject import plain_fp32
+from perfexp.summaries.subject import plain_fp32, with_plain_fp32
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Relative rounding error of a figure.
@@ -319,7 +319,7 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
     plain = plain_fp32((one.record.plan, one.record.environment) for one in every)
-    return "; ".join(filter(None, (pairing.label(every[0], same), plain)))
+    return with_plain_fp32(pairing.label(every[0], same), plain)
 
 
 def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | None = None) -> SideFacts:

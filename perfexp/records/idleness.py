@@ -17,6 +17,8 @@ _HOST_BOUND = 0.9
 _HOST_CHANGED = 1.1
 #: Share of loading in a call from which it is named as the cause.
 _LOADING = 0.1
+#: Difference between two shares of the loop's time that is not worth a word.
+_ALIKE = 0.02
 _FASTER_LAUNCHES = "use a larger batch, execution.cuda_graph=true or execution=compile to keep the device busy"
 _FASTER_LOADING = "load faster (data.workers=N), or leave loading out (data=synthetic)"
 
@@ -39,12 +41,12 @@ def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
 def busy_share(point: Point, busy_seconds: float, wall_seconds: float) -> str:
     """Return the share of the loop's median call for which the device is busy, in words, with that of its mean call.
 
-    The mean, which samples per second are by, is left out where it gives the same percentage.
+    The mean, which samples per second are by, is left out where it gives nearly the same percentage.
     """
-    mean = loop_interval(point)
-    by_median, by_mean = (f"{busy_seconds / wall:.0%}" for wall in (wall_seconds, mean.value if mean else wall_seconds))
-    of_mean = f" ({by_mean} of its mean call, which samples/s are by)" if by_mean != by_median else ""
-    return f"{by_median} of the loop's median call{of_mean}"
+    mean, share = loop_interval(point), busy_seconds / wall_seconds
+    of_mean = busy_seconds / mean.value if mean else share
+    with_mean = f" ({of_mean:.0%} of its mean call, which samples/s are by)" if abs(of_mean - share) > _ALIKE else ""
+    return f"{share:.0%} of the loop's median call{with_mean}"
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:

@@ -65,6 +65,11 @@ def plain_fp32(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> s
     return "fp32 (no TF32)" if found == {True} else ""
 
 
+def with_plain_fp32(words: str, plain: str) -> str:
+    """Return words of a subject, joined by ` · `, with their `fp32` as `plain_fp32` says it."""
+    return " · ".join(plain if word == "fp32" and plain else word for word in words.split(" · "))
+
+
 def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(device, Mapping) or not device.get("name"):
         return None

@@ -16,7 +16,7 @@ from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import common_device, constant, label, one_line, plain_fp32, subject
+from perfexp.summaries.subject import common_device, constant, label, one_line, plain_fp32, subject, with_plain_fp32
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -44,11 +44,11 @@ def setting(records: Sequence[Record]) -> str:
     )
     point = label(keys[0], same) if keys and (same := constant(keys)) else ""
     device = common_device(record.environment for record in records)
-    words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
-    ranks = "; batch and times are of one rank, samples/s and time per sample of all"
     plain = plain_fp32((record.plan, record.environment) for record in records)
-    text = "; ".join(filter(None, (" ".join(filter(None, words)), plain)))
-    return text + ranks * any("ranks" in record.environment for record in records)
+    named = with_plain_fp32(" · ".join(filter(None, (model, algorithm, point, execution))), plain)
+    words = [named, f"on {device}" if device else ""]
+    ranks = "; batch and times are of one rank, samples/s and time per sample of all"
+    return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
@@ -123,6 +123,9 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
     notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles, with_rates=True)]
     notes += wording.rate_notes(singles)
+    with_time = [(child, table) for child, table in lines if _timed(table)]
+    if ratios and sum(not _ratio(ratios, child, table) for child, table in with_time) > len(phases):
+        notes.append(f"no {title}: that run has no time of the same phase, size and batch")
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 

@@ -367,7 +367,7 @@ def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, caps
     lines = capsys.readouterr().out.splitlines()
     title = next(number for number, line in enumerate(lines) if line.startswith("B against A"))
     coverage = "algorithm coverage, of the convolutions' FLOPs: B 37 %, not verified"
-    [codes] = [line.strip() for line in lines if line.startswith("  warnings: A ")]
+    [codes] = [line.strip() for line in lines if line.startswith("  errors and warnings: A ")]
     assert [line.strip() for line in lines[title + 1 : title + 3]] == [coverage, codes]
     assert "drift" in codes and codes.endswith("(perfexp show)")
     assert coverage in (folder / "comparison.md").read_text()
