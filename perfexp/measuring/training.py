@@ -68,4 +68,5 @@ def accuracy(session: Session, batches: Batches) -> float | None:
         for batch in batches.epoch():
             correct_in_batch, count = session.correct(session.forward(batch.inputs), batch.targets)
             correct, total = correct + correct_in_batch, total + count
+    correct, total = int(correct), int(total)
     return correct / total if total else None

@@ -252,8 +252,11 @@ class Session(Protocol):
         """Whether a call's outputs contain neither infinities nor NaN; synchronizes, with next to no memory."""
         return True
 
-    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
+    def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Number of correct predictions, and number of predictions (pixels, for segmentation).
+
+        Each is an int, or a tensor of one that the device may still compute.
+        """
         return 0, 0
 
     def compilation(self) -> list[Metric]:

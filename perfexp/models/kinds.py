@@ -145,11 +145,14 @@ def weighted_cross_entropy(outputs: Any, targets: Any, label_smoothing: float = 
     return sum(losses, start=next(losses))
 
 
-def correct(outputs: Any, targets: torch.Tensor) -> tuple[int, int]:
-    """Number of largest scores at the target's class, and number of targets; void pixels do not count."""
+def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number of largest scores at the target's class, and number of targets; void pixels do not count.
+
+    They stay on the device, for which the host need not wait.
+    """
     counted = targets != _ignored_label(targets)
     right = (main_output(outputs).argmax(1) == targets) & counted
-    return int(right.sum()), int(counted.sum())
+    return right.sum(), counted.sum()
 
 
 def _ignored_label(targets: torch.Tensor) -> int:

@@ -147,7 +147,7 @@ class MmsegSession(TorchSession):
         module: Any = self.module
         return module.parse_losses(outputs)[0]
 
-    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
+    def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         if isinstance(outputs, Mapping):  # in training, the decode head reports the share itself, in percent
             shares = [value for name, value in outputs.items() if name.endswith("acc_seg") and "aux" not in name]
             counted = int((targets != VOID).sum())

@@ -254,7 +254,7 @@ class TorchSession(Session):
         extremes = (torch.stack(torch.aminmax(one.detach())) for one in tensors if one.is_floating_point())
         return all(bool(torch.isfinite(pair).all()) for pair in extremes)
 
-    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
+    def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         return correct(outputs, targets)
 
     def compilation(self) -> list[Metric]:
