@@ -19,6 +19,11 @@ COMMAND = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "trackin
 FACTORS = np.exp(np.random.default_rng(2).normal(0, 0.05, 6)).tolist()
 
 
+@pytest.fixture(autouse=True)
+def _no_other_work(monkeypatch):
+    monkeypatch.setattr(run_history, "_DISTURBED", frozenset())
+
+
 @pytest.fixture
 def measure(run, monkeypatch, tmp_path):
     """A function that measures on a device with a UUID, in each run slower by another factor; gives the record."""
@@ -117,6 +122,17 @@ def test_no_more_runs_are_remembered_than_the_limit(measure, monkeypatch):
     monkeypatch.setattr(run_history, "_MOST_RUNS", 3)
     runs = [row_of(measure()).runs for _ in range(6)]
     assert runs == [0, 0, 2, 3, 3, 3]
+
+
+@pytest.mark.slow
+def test_runs_beside_other_work_are_a_history_of_such_runs_alone(measure, monkeypatch):
+    quiet = [measure(), measure()]
+    with monkeypatch.context() as busy:
+        busy.setattr(run_history, "_DISTURBED", {"simulated"})  # which each run on the scripted device has
+        disturbed = measure()
+    assert [len(record.earlier[0].runs) for record in (disturbed, quiet[1])] == [2, 1]
+    assert measure().earlier[0].uids == [record.uid for record in quiet]
+    assert disturbed.earlier[0].uids == [record.uid for record in quiet]
 
 
 def test_a_device_that_cannot_be_told_from_others_has_no_history(measure):

@@ -11,7 +11,7 @@ from perfexp.diagnosis import environment
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.plan.plan_file import NOT_MEASURED
 from perfexp.records.point_times import summary_of
-from perfexp.records.record import EarlierTime, Key, Record
+from perfexp.records.record import EarlierTime, Key, Record, without_replicate
 from perfexp.records.summary import centers, series_of_processes
 
 #: Number of runs of a command that are remembered, the newest.
@@ -20,31 +20,53 @@ _MOST_RUNS = 20
 _EXTENT = ("stopping", "replicate", "percentiles", "probes", "probe", "ttfp")
 #: Kinds of devices of which a machine has one; others have a UUID.
 _SINGLE = ("cpu", "mps")
+#: Diagnostics of other work beside a measurement.
+_DISTURBED = frozenset({"busy_host", "shared_device", "shared_host", "shared_node", "pace_changed"})
+
+
+class _Remembered(EarlierTime, kw_only=True):
+    """A time of one run, and whether other work disturbed it."""
+
+    disturbed: bool = False
 
 
 def exchange(record: Record) -> list[EarlierTime]:
-    """Return the times of the record's points in earlier runs of its command, and cache those of this run."""
+    """Return the times of the record's points in earlier runs of its command, and cache those of this run.
+
+    A time that other work did not disturb has only earlier ones of which the same is true: how much such work changes
+    a time says nothing about runs without it.
+    """
     if not ((cache := _cache(record)) and (times := _times(record))):
         return []
     try:
-        before = msgspec.convert(cache.entries(), dict[str, list[EarlierTime]])
+        before = msgspec.convert(cache.entries(), dict[str, list[_Remembered]])
     except msgspec.ValidationError:  # another version of perfexp wrote it
         before = {}
     before.pop(record.uid, None)
     cache.add(record.uid, msgspec.to_builtins(times))
     cache.remove(list(cache.entries())[:-_MOST_RUNS])
+    own = {(time.key, time.time): time.disturbed for time in times}
     earlier: dict[tuple[Key, str], EarlierTime] = {}
     for uid, of_run in before.items():
         for time in of_run:
+            if time.disturbed and not own.get((time.key, time.time)):
+                continue
             same = earlier.setdefault((time.key, time.time), EarlierTime(key=time.key, time=time.time, runs=[]))
             same.runs += time.runs
             same.uids.append(uid)
     return [earlier[place] for time in times if (place := (time.key, time.time)) in earlier]
 
 
-def _times(record: Record) -> list[EarlierTime]:
+def _times(record: Record) -> list[_Remembered]:
+    disturbed = {
+        without_replicate(point.key)
+        for point in record.points
+        if any(doubt.code in _DISTURBED for doubt in (*point.doubts, *record.doubts))
+    }
     return [
-        EarlierTime(key=key, time=name, runs=[centers([summary_of(one, ()) for one in series])])
+        _Remembered(
+            key=key, time=name, runs=[centers([summary_of(one, ()) for one in series])], disturbed=key in disturbed
+        )
         for key, name, series in series_of_processes(record)
     ]
 
