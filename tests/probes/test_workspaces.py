@@ -1,4 +1,4 @@
-"""Workspaces of convolutions: measured on a device whose allocator is a script, cached, and found without the device."""
+"""Workspaces of convolutions: measured with a scripted allocator, cached, and found without the device."""
 
 import pytest
 import torch
@@ -165,17 +165,16 @@ def test_a_device_without_figures_of_its_memory_is_a_reason(calls, monkeypatch):
 
 
 def test_autocast_to_fp16_is_measured_in_fp16_though_its_trace_has_bf16(monkeypatch):
-    call = OperatorCall(
-        "convolution", (Layout((1, 2), (2, 1), "bfloat16"), None, Layout((1,), (1,), "float32"), (1, 1))
-    )
+    layouts = Layout((1, 2), (2, 1), "bfloat16"), Layout((1,), (1,), "float32")
+    call = OperatorCall("convolution", (*layouts, None, (1, 1)))
     seen = []
     monkeypatch.setattr(module, "workspace_bytes", lambda call, device: seen.append(str(call)) or 512)
     half = Precision(name="amp", autocast="float16")
     assert known(CpuDevice(name=H100), precision=half).of([call]).sizes == {call: 512}
     known(CpuDevice(name=H100)).of([call])
     assert seen == [
-        "convolution(float16[1, 2] by [2, 1], None, float32[1] by [1], [1, 1])",
-        "convolution(bfloat16[1, 2] by [2, 1], None, float32[1] by [1], [1, 1])",
+        "convolution(float16[1, 2] by [2, 1], float32[1] by [1], None, [1, 1])",
+        "convolution(bfloat16[1, 2] by [2, 1], float32[1] by [1], None, [1, 1])",
     ]
 
 
