@@ -1,6 +1,7 @@
 """perfexp predict: memory without a GPU, times from records, and how good they are."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 from perfexp import commands
 from perfexp.cli.composition import compose
 from perfexp.commands.predict import answer_text
+from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, UserError
 from perfexp.forecast.lookup import Answer
@@ -258,27 +260,30 @@ def test_plans_whose_memory_is_not_traced_are_named(wrong):
         MemoryTrace(plan)
 
 
+LOCK = f"test-predict-{os.getpid()}"
+
+
 class Gpu(CpuDevice):
     """The CPU under the name of a GPU, in place of a device that is present."""
 
     def __init__(self):
         super().__init__(name="NVIDIA H100 80GB HBM3")
-        self.kind, self.lock_name = "cuda", None
+        self.kind, self.lock_name = "cuda", LOCK
 
 
 @pytest.fixture
 def present(monkeypatch, tmp_path):
-    """The worker in this process, on a machine with an H100 until it is called with False; the measured calls."""
-    calls = []
-    is_present = [True]
+    """The worker in this process, on a machine with an H100 until `leave` is called; the measured `calls`."""
+    calls, is_present = [], [True]
 
     def opened(**_):
-        if not is_present[0]:
+        if not is_present:
             raise DeviceMismatch("none here")
         return Gpu()
 
     def workspace_bytes(call, device):
         calls.append(call)
+        assert lock.holder(device.lock_name)
         batch = call.arguments[0].shape[0]
         if call.arguments[0].shape[1] == 1024:
             raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
@@ -293,8 +298,8 @@ def present(monkeypatch, tmp_path):
         monkeypatch.setattr(f"perfexp.devices.{kind}.open_device", opened)
     monkeypatch.setattr(workspaces, "workspace_bytes", workspace_bytes)
     monkeypatch.setattr("perfexp.commands.predict.query", query)
-    calls_of = SimpleNamespace(calls=calls, leave=lambda: is_present.__setitem__(0, False))
-    return calls_of
+    yield SimpleNamespace(calls=calls, leave=is_present.clear)
+    lock.lock_path(LOCK).unlink(missing_ok=True)
 
 
 CONVOLUTIONAL = """
@@ -359,3 +364,12 @@ def test_workspaces_that_are_unknown_are_counted(predict, present, convolutional
     assert "with workspaces of cuDNN for 1 of 2 convolutions, from NVIDIA H100 80GB HBM3" in words
     assert "without those of the others, the peak is a lower bound" in words
     assert "workspaces of 1 convolution not measured: CUDNN_STATUS_NOT_SUPPORTED" in words
+
+
+def test_a_device_in_use_is_left_alone(predict, present, convolutional):
+    with lock.held(LOCK, wait=False, purpose="another", waiting=lambda owner: None):
+        _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "device_lock=fail")
+    words = " ".join(printed.split())
+    assert "workspaces of 2 convolutions not measured: The device is in use" in words
+    assert "without workspaces of cuDNN, which may be larger than all of it" in words
+    assert not present.calls
