@@ -54,8 +54,9 @@ def predict(
 ) -> None:
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
 
-    Memory is traced without a GPU, which leaves out cuDNN's workspaces. Time, energy and the whole peak of memory come
-    from records of the same settings on the same device: measured, or interpolated with a 90 % interval, or refused.
+    Memory is traced without a GPU. Workspaces of cuDNN's convolutions are added where the GPU is present, or was when
+    an earlier prediction measured them. Time, energy and the whole peak of memory come from records of the same
+    settings on the same device: measured, or interpolated with a 90 % interval, or refused.
     """
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]
@@ -127,15 +128,32 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
         listed = ", ".join(f"{name} {units.format_bytes(size)}" for name, size in parts)
         lines.append(f"{label(key)}: peak {units.format_bytes(point['peak_bytes'])}")
         lines.append(f"  {listed}")
+        lines += [f"  {text}" for text in _workspaces_text(point["workspaces"])]
         if point["capacity_bytes"]:
-            capacity = f"{units.format_bytes(point['capacity_bytes'])} of {plan.gpu_name}"
+            capacity = f"{units.format_bytes(point['capacity_bytes'])} of {point['gpu']}"
             fits = f"at most batch {point['largest_batch']} fits" if point["largest_batch"] else "no sample fits"
             lines.append(f"  {fits} in {capacity}")
-    if any("categories" in point for point in traced["points"]):
+    predicted = [point for point in traced["points"] if "categories" in point]
+    if any(not (point["workspaces"] or {}).get("known") for point in predicted):
         lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
-        if not plan.gpu.get("facts", {}).get("memory_bytes"):
-            lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
+    if any(not point["capacity_bytes"] for point in predicted):
+        lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
     console.show_lines("memory, traced without a device", lines)
+
+
+def _workspaces_text(workspaces: Mapping[str, Any] | None) -> list[str]:
+    """Return how many workspaces of convolutions are in a peak, and why the others are not."""
+    if not workspaces or not workspaces["convolutions"]:
+        return []
+    known, total, reason = (workspaces[name] for name in ("known", "convolutions", "reason"))
+    lines = []
+    if known:
+        others = "" if known == total else "; without those of the others, the peak is a lower bound"
+        of = "all" if known == total else f"{known} of"
+        lines.append(f"with workspaces of cuDNN for {of} {total} convolutions, from {workspaces['device']}{others}")
+    if reason:
+        lines.append(f"workspaces of {units.counted(total - known, 'convolution')} not measured: {reason}")
+    return lines
 
 
 def _show_answers(

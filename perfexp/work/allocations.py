@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfexp.work.count import same_random_numbers, with_stand_ins
+from perfexp.work.operator_calls import OperatorCall
 from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
 #: Size of the blocks of torch's CUDA allocator: each allocation is rounded up to a multiple.
 BLOCK_BYTES = 512
 PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
+WORKSPACES = "workspaces"
 #: Categories of allocations by the segment of the call that makes them.
 _OF_SEGMENT = {
     "forward": "activations",
@@ -28,20 +30,37 @@ _OF_SEGMENT = {
     "optimizer": "optimizer",
     "data": INPUTS,
 }
+#: Operators whose libraries take workspaces that depend on the device.
+_CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Largest number of live bytes, and the categories that they belong to."""
+    """Largest number of live bytes, and the categories that they belong to.
+
+    Attributes:
+        convolutions: the same at each distinct call of a convolution, its inputs and outputs included.
+    """
 
     total_bytes: int
     categories: Mapping[str, int]
+    convolutions: Mapping[OperatorCall, Peak] = field(default_factory=dict)
+
+    def with_workspaces(self, sizes: Mapping[OperatorCall, int]) -> Peak:
+        """Return the peak if convolutions take further memory, in bytes, while they run."""
+        during = [
+            Peak(total_bytes=live.total_bytes + size, categories={**live.categories, WORKSPACES: size})
+            for call, live in self.convolutions.items()
+            if (size := sizes.get(call, 0))
+        ]
+        return max([self, *during], key=lambda peak: peak.total_bytes)
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, follows the storages that operators make, each until nothing refers to it.
 
-    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen.
+    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen. For workspaces,
+    the peak has the live bytes at each convolution.
     """
 
     def __init__(self) -> None:
@@ -50,13 +69,31 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[int, str]] = {}
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
+        self._convolutions: dict[OperatorCall, Peak] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        name = func._schema.name
+        if "conv" in name:  # inference mode leaves conv2d whole
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         returned = func(*args, **(kwargs or {}))
         self.add(tensors_in(returned), self._category)
+        if name in _CONVOLUTIONS:
+            self._add_convolution(OperatorCall.of(func, args))
         return returned
+
+    def _add_convolution(self, call: OperatorCall) -> None:
+        before = self._convolutions.get(call)
+        if before is None or before.total_bytes < self._bytes.total():
+            self._convolutions[call] = self._now()
+
+    def _now(self) -> Peak:
+        categories = {name: size for name, size in self._bytes.items() if size}
+        return Peak(total_bytes=self._bytes.total(), categories=categories)
 
     def add(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Follow the storages of tensors that are not followed yet."""
@@ -67,9 +104,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._live[storage._cdata] = size, category
                 self._bytes[category] += size
                 weakref.finalize(storage, self._remove, storage._cdata)
-        total = self._bytes.total()
-        if total > self._peak.total_bytes:
-            self._peak = Peak(total_bytes=total, categories={**self._bytes})
+        if self._bytes.total() > self._peak.total_bytes:
+            self._peak = self._now()
 
     def move(self, tensor: torch.Tensor, category: str) -> None:
         """Count the storage of a tensor in another category from now on."""
@@ -95,13 +131,13 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def restart(self) -> None:
         """Begin a new peak with what is live now."""
-        self._peak = Peak(total_bytes=self._bytes.total(), categories={**self._bytes})
+        self._peak = self._now()
+        self._convolutions.clear()
 
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        categories = {name: size for name, size in self._peak.categories.items() if size}
-        return Peak(total_bytes=self._peak.total_bytes, categories=categories)
+        return replace(self._peak, convolutions=dict(self._convolutions))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.what == "algorithms":
             emit("algorithms", answer=algorithms(plan, paths, emit))
         elif arguments.what == "memory":
-            emit("memory", answer=peak_memory(plan, emit))
+            emit("memory", answer=peak_memory(plan, paths, emit))
         else:
             measure = _MEASURES[arguments.what]
             bench = Workbench(plan, paths, emit)
@@ -147,17 +147,26 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     }
 
 
-def peak_memory(plan: config.Plan, emit: Events) -> dict[str, Any]:
-    """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason."""
-    from perfexp.worker.peak_memory import MemoryTrace  # with torch
+def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
+    """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason.
 
-    trace, points = MemoryTrace(plan), []
-    for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
-        emit("block", text=f"tracing {key}")
-        try:
-            points.append(trace.report(key))
-        except Unsupported as error:
-            points.append({"key": msgspec.to_builtins(key), "reason": str(error)})
+    Unknown workspaces of convolutions are measured if the plan's device is present, which is reserved from then on.
+    """
+    from perfexp.worker.peak_memory import MemoryTrace, workspaces_of  # with torch
+
+    points: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        bench = Workbench(plan, paths, emit)
+        workspaces = workspaces_of(
+            plan, stack=stack, reserved=bench.reserved, progress=lambda text: emit("block", text=text)
+        )
+        trace = MemoryTrace(plan, workspaces)
+        for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
+            emit("block", text=f"tracing {key}")
+            try:
+                points.append(trace.report(key))
+            except Unsupported as error:
+                points.append({"key": msgspec.to_builtins(key), "reason": str(error)})
     return {"model": plan.model_name, "points": points}
 
 

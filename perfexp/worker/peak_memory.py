@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from operator import ge
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfexp.algorithms.default import Default
+from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import DeviceMismatch, Unsupported, UserError
+from perfexp.host import gpu_sheets
+from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import Trial, bracket, next_batch
@@ -18,6 +22,7 @@ from perfexp.records import units
 from perfexp.records.record import Key, Point, Status
 
 if TYPE_CHECKING:
+    from perfexp.probes.workspaces import Found, Workspaces
     from perfexp.work.allocations import Peak
 
 #: Workspace that cuBLAS takes per thread from torch's allocator, by the first number of the compute capability.
@@ -34,9 +39,12 @@ class MemoryTrace:
     """The model of a plan on the host, whose calls are followed with stand-ins for its tensors.
 
     Raises UserError for plans that cannot be traced.
+
+    Args:
+        workspaces: workspaces of the model's convolutions on the plan's device; None to leave them out.
     """
 
-    def __init__(self, plan: config.Plan) -> None:
+    def __init__(self, plan: config.Plan, workspaces: Workspaces | None = None) -> None:
         from perfexp.models.fake import FakeModel  # of tests
 
         if config.locate(plan.model) is FakeModel:
@@ -49,7 +57,8 @@ class MemoryTrace:
         ):
             if is_set:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
-        self._plan, self._data = plan, config.build(plan.data)
+        self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
+        self._gpu_name, self._facts = _sheet(plan, workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
@@ -67,7 +76,10 @@ class MemoryTrace:
             )
 
     def peak(self, key: Key) -> Peak:
-        """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't."""
+        """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't.
+
+        `with_workspaces` adds those of convolutions.
+        """
         from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
         from perfexp.work.tensors import tensors_in
         from perfexp.work.trial import MODULE_ERRORS, Inconclusive
@@ -107,18 +119,27 @@ class MemoryTrace:
 
     def workspace_bytes(self, key: Key) -> int:
         """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
-        capability = str((self._plan.gpu.get("facts") or {}).get("compute_capability") or "").partition(".")[0]
+        capability = str(self._facts.compute_capability or "").partition(".")[0]
         return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
+
+    def with_workspaces(self, peak: Peak) -> tuple[Peak, Found | None]:
+        """Return a traced peak with the known workspaces of its convolutions, and which of them are known."""
+        found = self._workspaces.of(peak.convolutions) if self._workspaces else None
+        return (peak.with_workspaces(found.sizes) if found else peak), found
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
         workspace = self.workspace_bytes(key)
-        peak, capacity = self.peak(key), (self._plan.gpu.get("facts") or {}).get("memory_bytes")
+        traced, capacity = self.peak(key), self._facts.memory_bytes
+        peak, found = self.with_workspaces(traced)
         largest = self.largest_batch(key, capacity, peak) if capacity else None
         return {
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
+            "peak_without_workspaces_bytes": traced.total_bytes + workspace,
+            "workspaces": found.facts() if found else None,
             "categories": {**peak.categories, "workspace of cuBLAS": workspace},
+            "gpu": self._gpu_name,
             "capacity_bytes": capacity,
             "context_bytes": CONTEXT_BYTES if capacity else None,
             "largest_batch": largest,
@@ -127,17 +148,68 @@ class MemoryTrace:
     def largest_batch(self, key: Key, capacity_bytes: int, peak: Peak | None = None) -> int | None:
         """Return the largest batch whose traced peak fits into a memory; None if one sample does not.
 
+        The workspaces of each batch that is tried are included where they are known.
+
         Args:
             key: point whose batch is traced first.
-            peak: its peak, if that is known.
+            peak: its peak with workspaces, if that is known.
         """
         limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
         batch: int | None = key.batch_size
         while batch is not None:
-            peak = peak or self.peak(msgspec.structs.replace(key, batch_size=batch))
+            peak = peak or self.with_workspaces(self.peak(msgspec.structs.replace(key, batch_size=batch)))[0]
             trials.append(Trial(batch, peak.total_bytes <= limit, peak.total_bytes))
             batch, peak = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES), None
         return bracket(trials)[0] or None
+
+
+def _sheet(plan: config.Plan, product: str | None) -> tuple[str, GpuFacts]:
+    """Return name and facts of the plan's GPU; gpu=auto has those of the device that is present."""
+    facts = GpuFacts.of_node(plan.gpu.get("facts"))
+    if facts.memory_bytes is None and product is not None:
+        files = gpu_sheets.read(plan.config_dirs())
+        if name := gpu_sheets.matching(files, product):
+            return name, files[name].facts
+    return plan.gpu_name, facts
+
+
+def workspaces_of(
+    plan: config.Plan,
+    *,
+    stack: ExitStack,
+    reserved: Callable[[Device], AbstractContextManager[None]],
+    progress: Callable[[str], None] = lambda text: None,
+) -> Workspaces | None:
+    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
+
+    Args:
+        stack: holds the device from the first measurement on.
+        reserved: context in which no other process measures on a device.
+        progress: called with a status line before each measurement.
+    """
+    from perfexp.probes.workspaces import Workspaces  # with torch
+
+    if not isinstance(config.build(plan.algorithm), Default):
+        return None
+    device: Device | None = None
+    with suppress(DeviceMismatch):
+        device = config.build(plan.gpu)
+    if device is not None and device.kind != "cuda":
+        return None
+
+    def start() -> None:
+        assert device is not None
+        stack.enter_context(reserved(device))
+        device.start()
+
+    return Workspaces(
+        precision=plan.precision,
+        execution=plan.execution,
+        device=device,
+        match=plan.gpu.get("match"),
+        start=start,
+        progress=progress,
+    )
 
 
 class MemoryGuard:

@@ -1,6 +1,7 @@
 """perfexp predict: memory without a GPU, times from records, and how good they are."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -10,12 +11,18 @@ import torch
 from perfexp import commands
 from perfexp.cli.composition import compose
 from perfexp.commands.predict import answer_text
-from perfexp.errors import UserError
+from perfexp.devices import lock
+from perfexp.devices.cpu import CpuDevice
+from perfexp.errors import DeviceMismatch, UserError
 from perfexp.forecast.lookup import Answer
 from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config
+from perfexp.probes import workspaces
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
+from perfexp.worker import entry
 from perfexp.worker.peak_memory import CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
@@ -26,6 +33,7 @@ FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")
 @pytest.fixture
 def predict(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*arguments):
         code = commands.run(["predict", *map(str, arguments)])
@@ -217,6 +225,8 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     assert trained.categories["optimizer"] >= weights  # momentum, and the decayed gradients of all parameters
     assert report["peak_bytes"] == sum(report["categories"].values()) < trained.total_bytes
     assert set(report["categories"]) == {"parameters", "buffers", "inputs", "activations", "workspace of cuBLAS"}
+    assert report["peak_without_workspaces_bytes"] == report["peak_bytes"]
+    assert report["workspaces"] is None
     limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
     fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
     assert fits <= limit < fails
@@ -248,3 +258,118 @@ def test_plans_whose_memory_is_not_traced_are_named(wrong):
     plan = config.typed(compose(["model=resnet18", "gpu=fake" if wrong == "model=fake" else "gpu=h100", wrong]))
     with pytest.raises(UserError, match=wrong.replace("default", "")):
         MemoryTrace(plan)
+
+
+LOCK = f"test-predict-{os.getpid()}"
+
+
+class Gpu(CpuDevice):
+    """The CPU under the name of a GPU, in place of a device that is present."""
+
+    def __init__(self):
+        super().__init__(name="NVIDIA H100 80GB HBM3")
+        self.kind, self.lock_name = "cuda", LOCK
+
+
+@pytest.fixture
+def present(monkeypatch, tmp_path):
+    """The worker in this process, on a machine with an H100 until `leave` is called; the measured `calls`."""
+    calls, is_present = [], [True]
+
+    def opened(**_):
+        if not is_present:
+            raise DeviceMismatch("none here")
+        return Gpu()
+
+    def workspace_bytes(call, device):
+        calls.append(call)
+        assert lock.holder(device.lock_name)
+        batch = call.arguments[0].shape[0]
+        if call.arguments[0].shape[1] == 1024:
+            raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+        return batch * 2**24 if call.operator == "convolution" else 512
+
+    def query(plain, what, *, waiting):
+        assert what == "memory"
+        plan = config.typed(plain)
+        return json.loads(json.dumps(entry.peak_memory(plan, RunPaths(tmp_path), Events(None))))
+
+    for kind in ("auto", "cuda"):
+        monkeypatch.setattr(f"perfexp.devices.{kind}.open_device", opened)
+    monkeypatch.setattr(workspaces, "workspace_bytes", workspace_bytes)
+    monkeypatch.setattr("perfexp.commands.predict.query", query)
+    yield SimpleNamespace(calls=calls, leave=is_present.clear)
+    lock.lock_path(LOCK).unlink(missing_ok=True)
+
+
+CONVOLUTIONAL = """
+import torch
+
+def build(channels=8, name="two"):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, channels, 3), torch.nn.Conv2d(channels, 8, 1),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10),
+    )
+"""
+
+
+@pytest.fixture
+def convolutional(tmp_path, monkeypatch):
+    """Overrides for a model of two convolutions."""
+    (tmp_path / "convolutional.py").write_text(CONVOLUTIONAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "own" / "model"
+    folder.mkdir(parents=True)
+    (folder / "two.yaml").write_text("_target_: convolutional.build\nname: two\nchannels: 8\n")
+    return ("--config-dir", tmp_path / "own", "model=two", "input_size=32", "mode=inference")
+
+
+def test_workspaces_of_a_present_device_are_in_the_peak_and_in_the_largest_batch(predict, present, convolutional):
+    code, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "--json")
+    assert code == 0
+    [point] = json.loads(printed)["memory"]["points"]
+    assert point["workspaces"] == {
+        "device": "NVIDIA H100 80GB HBM3", "convolutions": 2, "known": 2, "reason": None,
+    }  # fmt: skip
+    assert point["categories"]["workspaces"] == 4 * 2**24
+    assert point["peak_bytes"] == sum(point["categories"].values())
+    assert 0 < point["peak_bytes"] - point["peak_without_workspaces_bytes"] <= 4 * 2**24
+    assert (point["gpu"], point["capacity_bytes"]) == ("h100", 80 * 10**9)  # the sheet of the device
+    assert point["categories"]["workspace of cuBLAS"] == 32 * 2**20
+    share = (80 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
+    assert 0.9 * share < point["largest_batch"] < share
+    assert {call.arguments[0].shape[0] for call in present.calls} > {4, point["largest_batch"]}
+    _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")
+    assert "with workspaces of cuDNN for all 2 convolutions, from NVIDIA H100 80GB HBM3" in printed
+    assert "of h100" in printed
+    assert "without workspaces" not in printed
+    assert "names no memory size" not in printed
+
+
+def test_workspaces_are_known_later_without_the_device(predict, present, convolutional):
+    before = json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"]
+    number = len(present.calls)
+    present.leave()
+    assert json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"] == before
+    for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=tf32", "execution.cudnn_benchmark=true"):
+        words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
+        assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
+        assert "with workspaces" not in words, other
+    assert len(present.calls) == number
+
+
+def test_workspaces_that_are_unknown_are_counted(predict, present, convolutional):
+    _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=h100", "model.channels=1024")
+    words = " ".join(printed.split())
+    assert "with workspaces of cuDNN for 1 of 2 convolutions, from NVIDIA H100 80GB HBM3" in words
+    assert "without those of the others, the peak is a lower bound" in words
+    assert "workspaces of 1 convolution not measured: CUDNN_STATUS_NOT_SUPPORTED" in words
+
+
+def test_a_device_in_use_is_left_alone(predict, present, convolutional):
+    with lock.held(LOCK, wait=False, purpose="another", waiting=lambda owner: None):
+        _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "device_lock=fail")
+    words = " ".join(printed.split())
+    assert "workspaces of 2 convolutions not measured: The device is in use" in words
+    assert "without workspaces of cuDNN, which may be larger than all of it" in words
+    assert not present.calls

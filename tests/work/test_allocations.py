@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfexp.work.allocations import BLOCK_BYTES, INPUTS, Allocations, peak_of_calls
+from perfexp.work.allocations import BLOCK_BYTES, INPUTS, WORKSPACES, Allocations, peak_of_calls
 
 
 def traced(module, shape, *, trains):
@@ -66,3 +66,39 @@ def test_sizes_are_those_of_the_blocks_of_the_allocator_and_end_with_their_tenso
             both = torch.empty(129), torch.empty(128)
         assert allocations.peak.total_bytes == 3 * BLOCK_BYTES
         assert len(both) == 2
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
+    with FakeTensorMode():
+        module = torch.nn.Sequential(
+            torch.nn.Conv2d(4, 8, 1, bias=False), torch.nn.Conv2d(8, 32, 1, bias=False), torch.nn.Flatten()
+        )
+        with torch.inference_mode(not trains):
+            peak = traced(module, (2, 4, 32, 32), trains=trains)
+    first, second, *backward = peak.convolutions
+    assert [first.operator, second.operator] == ["convolution"] * 2
+    assert [one.operator for one in backward] == ["convolution_backward"] * 2 * trains
+    assert [one.arguments[0].shape for one in (first, second)] == [(2, 4, 32, 32), (2, 8, 32, 32)]
+    weights, pixels = BLOCK_BYTES + 8 * 32 * 4, 2 * 32 * 32 * 4
+    live = weights * (1 + trains) + (4 + 8 + 32) * pixels  # with the momentum, and the outputs of the call before
+    assert peak.convolutions[first].total_bytes == live
+    assert peak.with_workspaces({}) == peak == peak.with_workspaces({first: 512})
+    larger = peak.with_workspaces({first: 2**24, second: 512})
+    assert larger.total_bytes == live + 2**24
+    assert larger.categories == {**peak.convolutions[first].categories, WORKSPACES: 2**24}
+    assert sum(larger.categories.values()) == larger.total_bytes
+
+
+def test_equal_convolutions_count_where_most_is_live():
+    with FakeTensorMode():
+        layer, inputs = torch.nn.Conv2d(1, 1, 1, bias=False), torch.empty(1, 1, 16, 16)
+        allocations = Allocations()
+        allocations.add([inputs], INPUTS)
+        with allocations, torch.no_grad():
+            held = [layer(inputs), layer(inputs)]
+            assert len(held) == 2
+            held.clear()
+            layer(inputs)
+    [live] = allocations.peak.convolutions.values()
+    assert live.categories == {"inputs": 1024, "activations": 2048}

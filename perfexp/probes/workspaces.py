@@ -1,0 +1,163 @@
+"""Workspaces of convolutions: memory that cuDNN takes while one runs, measured on the device once and cached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import PerfexpError, Unsupported
+from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.models import Execution, Precision
+from perfexp.models.torch_settings import apply_settings, unchanged_settings
+from perfexp.work.operator_calls import OperatorCall
+
+#: Between a device's name and a call in the keys of the cache.
+_SEPARATOR = " | "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Workspaces of the convolutions of a trace, in bytes.
+
+    Attributes:
+        device: name of the device that they were measured on; None if none is known.
+        convolutions: number of distinct convolutions in the trace.
+        reason: why the first of the others is unknown; None if it was not tried.
+    """
+
+    device: str | None
+    sizes: Mapping[OperatorCall, int] = field(default_factory=dict)
+    convolutions: int
+    reason: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return how many are known, and from where, as JSON values."""
+        known = len(self.sizes)
+        return {
+            "device": self.device if known else None,
+            "convolutions": self.convolutions,
+            "known": known,
+            "reason": self.reason,
+        }
+
+
+class Workspaces:
+    """Workspaces of one device under one set of torch's settings: from the user's cache, or measured.
+
+    Without the device, those that an earlier process measured with this torch and cuDNN are known.
+
+    Attributes:
+        device_name: product name of the device; None if it is neither present nor in the cache.
+
+    Args:
+        precision: precision of the model; a trace has bfloat16 in place of float16 for autocast.
+        device: device to measure on; None if it is not present.
+        start: called before the first measurement; it may raise PerfexpError.
+        match: regular expression for the product name of a device that is not present.
+        progress: called with a status line before each measurement.
+    """
+
+    def __init__(
+        self,
+        *,
+        precision: Precision,
+        execution: Execution,
+        device: Device | None,
+        match: str | None = None,
+        start: Callable[[], None] = lambda: None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._device, self._start, self._progress = device, start, progress
+        self._tf32 = precision.tf32
+        self._execution = Execution(cudnn_benchmark=execution.cudnn_benchmark, deterministic=execution.deterministic)
+        self._dtypes = {"bfloat16": "float16"} if precision.autocast == "float16" else {}
+        self._cache = JsonCache(cache_folder("workspaces"), self._context())
+        self.device_name = device.name if device else _cached_name(self._cache.entries(), match)
+        self._is_started = False
+        self._reason: str | None = None
+
+    def of(self, calls: Collection[OperatorCall]) -> Found:
+        """Return the workspaces of distinct calls; one that fails on the device stays unknown."""
+        sizes: dict[OperatorCall, int] = {}
+        first: str | None = None
+        with unchanged_settings():
+            apply_settings(self._execution, tf32=self._tf32)
+            for number, call in enumerate(calls):
+                key = f"{self.device_name}{_SEPARATOR}{call.with_dtypes(self._dtypes)}"
+                size = self._cache.find(key) if self.device_name else None
+                if type(size) is not int and self._device is not None:
+                    self._progress(f"workspaces of convolutions: {number + 1} of {len(calls)}")
+                    size, reason = self._measured(call.with_dtypes(self._dtypes), self._device)
+                    first = first or reason
+                    if size is not None:
+                        self._cache.add(key, size)
+                if type(size) is int:
+                    sizes[call] = size
+        return Found(device=self.device_name, sizes=sizes, convolutions=len(calls), reason=first)
+
+    def _measured(self, call: OperatorCall, device: Device) -> tuple[int | None, str | None]:
+        """Return the workspace of a call, or None and the reason."""
+        if self._reason is not None:
+            return None, self._reason
+        try:
+            if not self._is_started:
+                self._start()
+                self._is_started = True
+        except (PerfexpError, RuntimeError) as error:  # another process measures, or the context has no memory
+            self._reason = _line(error)
+            return None, self._reason
+        try:
+            return workspace_bytes(call, device), None
+        except (PerfexpError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            return None, _line(error)
+
+    def _context(self) -> dict[str, Any]:
+        return {
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "tf32": self._tf32,
+            "cudnn_benchmark": self._execution.cudnn_benchmark,
+            "deterministic": self._execution.deterministic,
+        }
+
+
+def workspace_bytes(call: OperatorCall, device: Device) -> int:
+    """Return the memory that an operator takes on a device while it runs, beyond its inputs and outputs.
+
+    The operator runs twice: in the first call libraries initialize themselves and choose their kernels, some of which
+    are tried with other workspaces. The peak is that of torch's allocator. Raises Unsupported if the device does not
+    report it, and the errors of torch (RuntimeError, also for too little memory).
+    """
+    assert device.identifier is not None
+    with torch.no_grad():
+        arguments = call.allocated(device.identifier)
+        call.run(arguments)
+        device.reset_peak_memory(give_back=False)
+        outputs = call.run(arguments)
+        peak = _peak_bytes(device)
+        device.reset_peak_memory(give_back=False)  # to the memory that is allocated now
+        remaining = _peak_bytes(device)
+    del outputs
+    return max(peak - remaining, 0)
+
+
+def _peak_bytes(device: Device) -> int:
+    value = next((metric.value for metric in device.memory() if metric.name == "memory/peak_bytes"), None)
+    if value is None:
+        raise Unsupported(f"{device.name} does not report its memory")
+    return int(value)
+
+
+def _cached_name(entries: Mapping[str, Any], match: str | None) -> str | None:
+    """Return the last device in a cache whose product name matches."""
+    names = [key.partition(_SEPARATOR)[0] for key in entries]
+    return next((name for name in reversed(names) if match and re.search(match, name, re.IGNORECASE)), None)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,70 @@
+"""Calls of operators by the shapes, layouts and data types of their tensors: a key, and the same call elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides in elements, and data type (`float32`) of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} by {list(self.strides)}"
+
+    def allocated(self, device: str) -> torch.Tensor:
+        """Return a tensor of this layout with memory, whose values are undefined."""
+        return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype), device=device)
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """A call of an operator of torch's `aten` (`convolution`); equal calls have equal layouts and arguments."""
+
+    operator: str
+    arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, function: torch._ops.OpOverload, arguments: tuple[Any, ...]) -> OperatorCall:
+        """Return the call of a function with tensors, which may be stand-ins, and other positional arguments."""
+        return cls(function.overloadpacket.__name__, _described(arguments))
+
+    def __str__(self) -> str:
+        return f"{self.operator}({', '.join(map(_text, self.arguments))})"
+
+    def with_dtypes(self, names: Mapping[str, str]) -> OperatorCall:
+        """Return the same call with other data types in place of some."""
+        replaced = (
+            replace(one, dtype=names.get(one.dtype, one.dtype)) if isinstance(one, Layout) else one
+            for one in self.arguments
+        )
+        return replace(self, arguments=tuple(replaced))
+
+    def allocated(self, device: str) -> list[Any]:
+        """Return arguments for `run`, with tensors that have memory on a device (`cuda:0`)."""
+        return [
+            one.allocated(device) if isinstance(one, Layout) else list(one) if isinstance(one, tuple) else one
+            for one in self.arguments
+        ]
+
+    def run(self, arguments: list[Any]) -> Any:
+        """Call the operator; its autograd is not used."""
+        return getattr(torch.ops.aten, self.operator).default(*arguments)
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Layout(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."))
+    return tuple(map(_described, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _text(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
