@@ -37,8 +37,12 @@ class JsonCache:
 
     def add(self, key: str, value: Any) -> None:
         """Store a JSON value; concurrent runs may do so at the same time."""
-        self._entries = {**self.entries(), key: value}
-        self._rewrite(lambda entries: {**entries, key: value})
+        self.update({key: value})
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Store several JSON values by key, as `add` does; the file is written once."""
+        self._entries = {**self.entries(), **values}
+        self._rewrite(lambda entries: {**entries, **values})
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove the entries of these keys from the file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,42 +79,42 @@ class Workspaces:
         self._cache = JsonCache(cache_folder("workspaces"), self._context())
         self.device_name = device.name if device else _cached_name(self._cache.entries(), match)
         self._is_started = False
-        self._reason: str | None = None
+        self._not_started: str | None = None
 
     def of(self, calls: Collection[OperatorCall]) -> Found:
         """Return the workspaces of distinct calls; one that fails on the device stays unknown."""
-        sizes: dict[OperatorCall, int] = {}
-        first: str | None = None
-        with unchanged_settings():
-            apply_settings(self._execution, tf32=self._tf32)
-            for number, call in enumerate(calls):
-                key = f"{self.device_name}{_SEPARATOR}{call.with_dtypes(self._dtypes)}"
-                size = self._cache.find(key) if self.device_name else None
-                if type(size) is not int and self._device is not None:
-                    self._progress(f"workspaces of convolutions: {number + 1} of {len(calls)}")
-                    size, reason = self._measured(call.with_dtypes(self._dtypes), self._device)
-                    first = first or reason
-                    if size is not None:
-                        self._cache.add(key, size)
-                if type(size) is int:
-                    sizes[call] = size
-        return Found(device=self.device_name, sizes=sizes, convolutions=len(calls), reason=first)
+        cached = {call: self._cache.find(self._key(call)) for call in calls} if self.device_name else {}
+        sizes = {call: size for call, size in cached.items() if type(size) is int}
+        missing, reason = [call for call in calls if call not in sizes], None
+        if self._device is not None and missing:
+            measured, reason = self._measured(missing, self._device)
+            self._cache.update({self._key(call): size for call, size in measured.items()})
+            sizes |= measured
+        return Found(device=self.device_name, sizes=sizes, convolutions=len(calls), reason=reason)
 
-    def _measured(self, call: OperatorCall, device: Device) -> tuple[int | None, str | None]:
-        """Return the workspace of a call, or None and the reason."""
-        if self._reason is not None:
-            return None, self._reason
-        try:
-            if not self._is_started:
+    def _measured(self, calls: Sequence[OperatorCall], device: Device) -> tuple[dict[OperatorCall, int], str | None]:
+        """Return the workspaces of calls, and why the first of the others failed."""
+        if not self._is_started and self._not_started is None:
+            try:
                 self._start()
                 self._is_started = True
-        except (PerfexpError, RuntimeError) as error:  # another process measures, or the context has no memory
-            self._reason = _line(error)
-            return None, self._reason
-        try:
-            return workspace_bytes(call, device), None
-        except (PerfexpError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-            return None, _line(error)
+            except (PerfexpError, RuntimeError) as error:  # another process measures, or the context has no memory
+                self._not_started = _line(error)
+        if self._not_started is not None:
+            return {}, self._not_started
+        sizes, reasons = {}, []
+        with unchanged_settings():
+            apply_settings(self._execution, tf32=self._tf32)
+            for number, call in enumerate(calls, 1):
+                self._progress(f"workspaces of convolutions: {number} of {len(calls)}")
+                try:
+                    sizes[call] = workspace_bytes(call.with_dtypes(self._dtypes), device)
+                except (PerfexpError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+                    reasons.append(_line(error))
+        return sizes, reasons[0] if reasons else None
+
+    def _key(self, call: OperatorCall) -> str:
+        return f"{self.device_name}{_SEPARATOR}{call.with_dtypes(self._dtypes)}"
 
     def _context(self) -> dict[str, Any]:
         return {
