@@ -16,7 +16,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.records.diagnostics import Severity
 from perfexp.records.processes import comparable
 from perfexp.records.record import Key, Point, Record, without_replicate
-from perfexp.summaries.subject import one_line
+from perfexp.summaries.subject import one_line, plain_fp32, with_plain_fp32
 from perfexp.summaries.wording import METER_ACCURACY
 
 #: Values of one fact that are shown.
@@ -156,6 +156,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
     if texts := _tf32_of_vendors(baseline, other):
         differing.setdefault("tf32", texts)
+    if texts := differing.get("precision"):
+        plain = (plain_fp32([(one.plan, one.environment)]) for one in (baseline, other))
+        before, after = (with_plain_fp32(*pair) for pair in zip(texts, plain, strict=True))
+        differing["precision"] = before, after
     if "device" in differing:
         differing.pop("board", None)  # another product is another board, too
     subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}

@@ -71,7 +71,18 @@ def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
     return [
         *([f"algorithm coverage, of the convolutions' FLOPs: {shares}"] if shares else []),
         *([f"errors and warnings: {codes} (perfexp show)"] if codes else []),
+        *_unexplained(comparison, side),
     ]
+
+
+def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
+    """The points whose layers are not compared, since profiled calls disagree with timed ones."""
+    points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name and not line.agrees)
+    if not points:
+        return []
+    of_all = {line.point for line in comparison.layers if line.side == side.name}
+    where = f" at {units.counted(len(points), 'point')} of {len(of_all)}" if len(of_all) > 1 else ""
+    return [f"layers are not compared{where}: they are shares only, of a profiled call unlike the timed one"]
 
 
 def header(comparison: Comparison) -> list[str]:
@@ -154,7 +165,11 @@ def _own(pair: Compared, value: float, is_estimated: bool) -> str:
 
 def _figure_notes(baseline: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
-    notes = [f"≈ without an interval of its own: {TOO_FEW}"] if any(any(pair.estimated) for pair in pairs) else []
+    notes = (
+        [f"≈ without an interval of its own that can be trusted: {TOO_FEW}"]
+        if any(any(pair.estimated) for pair in pairs)
+        else []
+    )
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
         is_one = len(baseline.runs) == 1 and not baseline.missing and ":" not in baseline.source
         run = shlex.quote(baseline.source) if is_one else "of a run's folder"
@@ -235,7 +250,7 @@ def alone_of(one: Alone) -> str:
 
 def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
     """The layers with the largest contributions to the differences of a side; None without layers."""
-    lines = [line for line in comparison.layers if line.side == side.name]
+    lines = [line for line in comparison.layers if line.side == side.name and line.agrees]
     lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:_MOST_LAYERS]
     if not lines:
         return None
@@ -244,39 +259,29 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column("layer", (line.layer for line in lines), prose=True, is_key=True),
             Column("pass", (line.which for line in lines), prose=True, is_key=True),
             Column("point", (line.point for line in lines), prose=True, is_key=True),
-            Column(comparison.sides[0].name, (_of_call(line, line.baseline_seconds, 0) for line in lines), rank=2),
-            Column(side.name, (_of_call(line, line.other_seconds, 1) for line in lines), rank=1),
-            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) * line.agrees for line in lines)),
-            Column("share", (percent(line.share) * line.agrees for line in lines)),
+            Column(comparison.sides[0].name, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
+            Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
+            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
+            Column("share", (percent(line.share) for line in lines)),
             *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
         ],
         explained(comparison, side),
-    ).without_empty()
-
-
-def _of_call(line: LayerDifference, seconds: float, index: int) -> str:
-    """What a layer takes of a side's call: its time, or its share where times do not hold."""
-    return figure(seconds, "seconds") if line.agrees else f"{percent(line.shares[index])} of its call"
+    )
 
 
 def explained(comparison: Comparison, side: SideFacts) -> list[str]:
     """How to read the layers of a side, and what share of the differences between times they explain together."""
     sums: dict[str, float] = {}
-    own = [line for line in comparison.layers if line.side == side.name]
-    for line in own:
-        if line.agrees:
+    for line in comparison.layers:
+        if line.side == side.name and line.agrees:
             sums[line.point] = sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
-    notes = [_READ_LAYERS] if own else []
-    if shares_only := dict.fromkeys(line.point for line in own if not line.agrees):
-        many = f" at {', '.join(list(shares_only)[:_MOST_LAYERS])}" if sums else ""
-        notes.append(f"shares of a call only{many}: a profiled call disagrees with the timed one (layers_disagree)")
     shares = {}
     for measure in _EXPLAINED:
         for pair in comparison.pairs:
             is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
             if (pair.side, pair.measure) == (side.name, measure) and pair.point in sums and is_decided:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
-    return notes + [
+    return [_READ_LAYERS] * bool(sums) + [
         f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
         for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
     ]

@@ -34,7 +34,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         key: key of the baseline's point.
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
-        estimated: whether the figure of each has too few samples for an interval within its processes.
+        estimated: whether the figure of each has too few samples for an interval of its own, or for one that is wide
+            enough.
         ratio: other over baseline; None if one of them is 0.
         low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
@@ -138,8 +139,7 @@ class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
         baseline_seconds: median time as profiled, with the gap before it, of the first process; 0 where the baseline
             does not have the layer.
         share: share of the difference of all layers.
-        shares: share of the profiled call on each side.
-        agrees: whether both profiled calls took as long as the timed ones; if not, only `shares` hold.
+        agrees: whether both profiled calls took as long as the timed ones; if not, the times do not hold.
         baseline_kernels: short names of the kernels that the baseline ran, of `other_kernels` the other side.
     """
 
@@ -152,7 +152,6 @@ class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     share: float
     baseline_kernels: tuple[str, ...] = ()
     other_kernels: tuple[str, ...] = ()
-    shares: tuple[float, float] = (0.0, 0.0)
     agrees: bool = True
 
 

@@ -17,9 +17,11 @@ from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
-from perfexp.summaries.subject import plain_fp32, with_plain_fp32
+from perfexp.summaries.subject import common_device, plain_fp32, with_plain_fp32
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
+#: Whose the figures of a run on several devices are.
+_OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
 #: Relative rounding error of a figure.
 _ROUNDING = 1e-12
 #: Verdicts on time and on cycles that disagree, and why.
@@ -280,13 +282,8 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=(_is_estimated(draft.measure, baseline), _is_estimated(draft.measure, other)),
+        estimated=(baseline.is_estimate, other.is_estimate),
     )
-
-
-def _is_estimated(measure: str, figure: Repeats) -> bool:
-    """Whether a figure has no interval of its own; a percentile of too few samples has none in any process."""
-    return figure.within is None and (len(figure.values) == 1 or measure == "p95")
 
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:
@@ -319,7 +316,10 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
     plain = plain_fp32((one.record.plan, one.record.environment) for one in every)
-    return with_plain_fp32(pairing.label(every[0], same), plain)
+    words = with_plain_fp32(pairing.label(every[0], same), plain)
+    devices = common_device(one.record.environment for one in every) if "device" not in same else None
+    ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
+    return " on ".join(filter(None, (words, devices))) + ranks
 
 
 def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | None = None) -> SideFacts:

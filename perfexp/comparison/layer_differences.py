@@ -13,10 +13,9 @@ from perfexp.roofline.kernel_names import short
 
 @dataclass
 class _Place:
-    """A layer in one pass: seconds and share of a call, gaps included, and the kernels that it ran."""
+    """A layer in one pass: seconds of a call, gaps included, and the kernels that it ran."""
 
     seconds: float = 0.0
-    share: float = 0.0
     kernels: dict[str, None] = field(default_factory=dict)
 
 
@@ -39,7 +38,6 @@ def of_pair(side: str, point: str, baseline: Measurement, other: Measurement) ->
             share=(two.seconds - one.seconds) / total if total else 0.0,
             baseline_kernels=tuple(one.kernels),
             other_kernels=tuple(two.kernels),
-            shares=(one.share, two.share),
             agrees=agree,
         )
         for layer, which in dict.fromkeys((*before, *after))
@@ -59,6 +57,5 @@ def _places(point: Point | None) -> dict[tuple[str, str], _Place]:
     for line in (point.facts.get("layers") or {}).get("lines", ()) if point else ():
         place = places.setdefault((name_of(line), pass_of(line)), _Place())
         place.seconds += seconds_of(line) + gap_of(line)
-        place.share += line["share"]
         place.kernels |= dict.fromkeys(map(short, line.get("kernels") or {}))
     return places

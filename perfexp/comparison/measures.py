@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call, summary_of
 from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS, series_of_processes
-from perfexp.statistics import blockwise, variance
+from perfexp.statistics import blockwise, estimators, variance
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.estimators import Interval, percentile_interval
 from perfexp.statistics.ratios import Repeats
@@ -66,7 +66,8 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
     for key, name, series in series_of_processes(record):
         if key in found:
             history = earlier.get((key, name)) or EarlierTime(key=key, time=name, runs=[])
-            times = _times(name, series, history.runs, samples_per_call(points[key][0]))
+            is_few = any(doubt.code == "too_few_samples" for point in points[key] for doubt in point.doubts)
+            times = _times(name, series, history.runs, samples_per_call(points[key][0]), is_few=is_few)
             is_known = len(history.uids) == len(history.runs)
             uids = (*(history.uids if is_known else [""] * len(history.runs)), record.uid)
             found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
@@ -85,16 +86,25 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
         figures = [Interval(value=one.value, low=one.low, high=one.high) for one in metrics if one.value is not None]
         if figures:
             sampled = _repeats(figures, [])
-            found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0)
+            found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0, is_estimate=False)
     return found
 
 
-def _times(name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int) -> dict[str, Repeats]:
-    """The figures of one kind of time, with earlier runs, for a number of samples per call."""
+def _times(
+    name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int, *, is_few: bool
+) -> dict[str, Repeats]:
+    """The figures of one kind of time, with earlier runs, for a number of samples per call.
+
+    Args:
+        is_few: whether a kind of time of the point has too few effective samples.
+    """
     found = {}
+    alone = summary_of(series[0], ()) if is_few and len(series) == 1 and not runs else None
+    is_estimate = alone is not None and alone.n / alone.tau < estimators.FEW
     if name != "throughput":
         medians = [blockwise.block_median(blocks_of(one)) for one in series]
-        found[name] = _repeats(medians, [[median for median, _ in run] for run in runs])
+        repeats = _repeats(medians, [[median for median, _ in run] for run in runs])
+        found[name] = replace(repeats, is_estimate=is_estimate or repeats.is_estimate)
     if name == "latency":
         found["p95"] = _percentiles(series, found[name])
     if name not in DEVICE_TIMES:  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
@@ -102,6 +112,7 @@ def _times(name: str, series: list[Series], runs: list[list[tuple[float, float]]
         means = _repeats(processes, [[mean for _, mean in run] for run in runs])
         rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier) if min(run) > 0]
         if min(means.values) > 0:
+            means = replace(means, is_estimate=is_estimate or means.is_estimate)
             found["throughput"] = replace(means, values=rates[0], earlier=tuple(rates[1:]))
     return found
 
@@ -111,7 +122,7 @@ def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
     found = _repeats([percentile_interval(one.measured, _P95) for one in series], [])
     scale = found.mean / medians.mean if medians.mean else 1.0
     earlier = tuple(tuple(scale * median for median in run) for run in medians.earlier)
-    return replace(found, earlier=earlier)
+    return replace(found, earlier=earlier, is_estimate=found.within is None)
 
 
 def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
@@ -119,7 +130,8 @@ def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
     within = sum((width / Z95) ** 2 for width in widths) / len(widths) ** 2 if len(widths) == len(processes) else None
     is_usable = all(value > 0 for run in earlier for value in run)
     values = tuple(one.value for one in processes)
-    return Repeats(values=values, within=within, earlier=tuple(map(tuple, earlier)) if is_usable else ())
+    usable = tuple(map(tuple, earlier)) if is_usable else ()
+    return Repeats(values=values, within=within, earlier=usable, is_estimate=within is None and len(values) == 1)
 
 
 def _with_components(

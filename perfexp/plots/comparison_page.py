@@ -55,9 +55,9 @@ def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
         pairs = [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]
         if with_ratio := {pair: pair.ratio for pair in pairs if pair.ratio is not None}:
             yield _forest(comparison, side, with_ratio)
-    points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
-    for point in list(points)[:_MOST_POINTS]:
-        yield _layers([line for line in comparison.layers if (line.side, line.point) == (side.name, point)])
+    layers = [line for line in comparison.layers if line.side == side.name and line.agrees]
+    for point in list(dict.fromkeys(line.point for line in layers))[:_MOST_POINTS]:
+        yield _layers([line for line in layers if line.point == point])
     yield from (f"<p>{page.text(line)}</p>" for line in comparison_table.explained(comparison, side))
 
 
@@ -97,23 +97,18 @@ def _forest(comparison: Comparison, side: SideFacts, ratios: Mapping[Compared, f
 def _layers(lines: Sequence[LayerDifference]) -> Any:
     """The layers with the largest contributions to a difference, as bars."""
     figure, shown = go.Figure(), lines[:_MOST_LAYERS]
-    agrees = shown[0].agrees
-    differences = [
-        1e3 * (line.other_seconds - line.baseline_seconds) if agrees else 1e2 * (line.shares[1] - line.shares[0])
-        for line in shown
-    ]
+    milliseconds = [1e3 * (line.other_seconds - line.baseline_seconds) for line in shown]
     figure.add_bar(
-        x=differences,
+        x=milliseconds,
         y=list(range(len(shown))),
         orientation="h",
-        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in differences],
-        text=[f"{line.share:.0%}" if agrees else "" for line in shown],
+        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in milliseconds],
+        text=[f"{line.share:.0%}" for line in shown],
         hovertext=[comparison_table.kernels_of(line) for line in shown],
         hoverinfo="x+text",
     )
     title = f"layers that differ most, {shown[0].point}: {len(shown)} of {len(lines)}"
-    unit = "ms, with the share of the whole difference" if agrees else "percentage points of a call"
-    about = f"{shown[0].side} - A in {unit}"
+    about = f"{shown[0].side} - A in ms, with the share of the whole difference"
     _lay_out(figure, title, about, [f"{line.layer} {line.which}" for line in shown])
     return figure
 

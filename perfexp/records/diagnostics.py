@@ -53,7 +53,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "use more processes (replicate=N) for a narrower interval",
     ),
     "process_apart": _warning(
-        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
+        "a process took {ratio:.3g} times as long as the others: {median} per call in replicate {number}, {others} in "
         "the others; time and interval include it",
         "stop other work on this machine, then measure again; of more processes (replicate=5) each weighs less",
     ),

@@ -50,8 +50,7 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     noise = max((noise for facts in processes for noise in facts.get("clock_noise", {}).values()), default=0.0)
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
-        width = (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * clock
-        if not states or states[-1][0] - clock > width:
+        if not states or states[-1][0] - clock > (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * states[-1][0]:
             states.append([])
         states[-1].append(clock)
     if len(states) < 2:

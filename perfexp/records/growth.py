@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
-#: Scatter around a scaling model above which it describes noise.
+#: Scatter around a scaling model, and half-width of most medians, above which it describes noise.
 _SCATTER_MOST = 0.2
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
@@ -101,9 +101,11 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
 def _doubt(widths: Sequence[float | None], scatter: float) -> str:
     """Why medians with such half-widths do not show how the time grows; empty if they do."""
     unknown = widths.count(None)
+    wide = sum(width is not None and width > _SCATTER_MOST for width in widths)
     few = f"{unknown} of {len(widths)} medians have no interval" if unknown > len(widths) / 2 else ""
-    wide = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
-    return ", ".join(filter(None, (few, wide)))
+    unsure = f"{wide} of {len(widths)} medians are uncertain by more than {_SCATTER_MOST:.0%}"
+    scattered = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
+    return ", ".join(filter(None, (few, unsure if wide > len(widths) / 2 else "", scattered)))
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:

@@ -46,7 +46,7 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
 
 def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     """A diagnostic if medians of processes differ by more than their calls explain; it names one that is far off."""
-    found = {point.key.replicate + 1: first_median_interval(point, kind) for point in processes}
+    found = {point.key.replicate: first_median_interval(point, kind) for point in processes}
     intervals = {number: interval for number, interval in found.items() if interval and interval.value > 0}
     values = {number: interval.value for number, interval in intervals.items()}
     component = variance.between_processes([list(values.values())])

@@ -32,6 +32,7 @@ class Repeats:
         earlier: the figure of each process of earlier runs of the same command, oldest first.
         between: variance between processes that other points of the run show, for a figure of one process.
         uids: identifiers of the earlier runs, then that of this one; one that is unknown is empty.
+        is_estimate: whether the samples are too few for an interval, or for one that is wide enough.
     """
 
     values: tuple[float, ...]
@@ -39,6 +40,7 @@ class Repeats:
     earlier: tuple[tuple[float, ...], ...] = ()
     between: Component | None = None
     uids: tuple[str, ...] = ()
+    is_estimate: bool = False
 
     @property
     def mean(self) -> float:

@@ -104,12 +104,13 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
+    plain = {child.job: plain_fp32([(one.plan, one.environment)]) for child, one in paired(sweep, records) if one}
     phases = {row.key.phase for table in tables for row in table}
     kinds = wording.time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
-        *(Column(name, [one_line(child.axes.get(name, "")) for child in children]) for name in axes),
+        *(Column(name, [_axis(name, child, plain) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
@@ -127,6 +128,11 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     if ratios and sum(not _ratio(ratios, child, table) for child, table in with_time) > len(phases):
         notes.append(f"no {title}: that run has no time of the same phase, size and batch")
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _axis(name: str, child: SweepChild, plain: Mapping[int, str]) -> str:
+    value = one_line(child.axes.get(name, ""))
+    return with_plain_fp32(value, plain.get(child.job, "")) if name == "precision" else value
 
 
 def in_a_line(record: Record) -> str:
