@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfexp.forecast import lookup, skill_table
+from perfexp.forecast import corpus, lookup, skill_table
 from perfexp.forecast.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction import gaussian_process, selection, skill
 from perfexp.prediction.conformal import NORMAL_FACTOR, Calibration, calibrate
@@ -90,6 +90,36 @@ def test_batch_sizes_and_sizes_with_batch_sizes_begin_at_all_corners():
     assert {0, 2, 6, 8} <= set(selection.initial(selection.scaled(both, both)))
     one = selection.coordinates([((224, 224), 1)])
     assert selection.initial(selection.scaled(one, one)) == [0]
+
+
+def test_a_time_that_bends_over_the_batch_size_is_predicted():
+    """A time that is constant for small batches and in proportion to large ones."""
+    batches = [2**power for power in range(8)]
+    x = selection.coordinates([((224, 224), batch) for batch in batches])
+    x, seconds = selection.scaled(x, x), 2.0 + 0.3 * np.array(batches)
+    known = [0, 2, 5, 7]
+    predicted = predict(Curve(x=x[known], y=np.log(seconds[known]), errors=np.full(4, 0.001)), x)
+    assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.05
+
+
+def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(make_record, tmp_path):
+    batches, folder = (1, 2, 4, 8, 2), tmp_path / "runs"
+    for number, batch in enumerate(batches):
+        run = folder / str(number)
+        run.mkdir(parents=True)
+        ended = f"2026-01-0{number + 1}T00:00:00.000+00:00"
+        record = make_record(uid=str(number), batches=(batch,), ended=ended)
+        if number == len(batches) - 1:
+            record.points[0].series[0].samples = [9.0] * 40
+        (run / "record.json").write_bytes(record.to_json())
+    [curve] = [curve for curve in corpus.find_curves([folder]) if curve.quantity == "time"]
+    assert {batch for _, batch in curve.values} == {1, 2, 4, 8}
+    assert curve.values[(224, 224), 2].value == 9.0
+    assert curve.folder == folder / "4"
+    whole = folder / "whole"
+    whole.mkdir()
+    (whole / "record.json").write_bytes(make_record(uid="9", batches=(1, 2, 4, 8), ended=ended).to_json())
+    assert len([curve for curve in corpus.find_curves([folder]) if curve.quantity == "time"]) == 2
 
 
 def test_shuffled_values_leave_no_skill_and_unseen_values_change_no_prediction():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,26 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
             record = Record.load(file)
             found.setdefault(record.uid, of_record(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
-    return sorted(curves, key=lambda curve: curve.ended, reverse=True)
+    return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
+
+
+def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
+    """Join curves of the same settings that are each too short for a prediction, such as the runs of a sweep.
+
+    The joined curve stands in place of its newest part, whose value of a point counts.
+    """
+    groups: dict[Any, list[MeasuredCurve]] = {}
+    for number, curve in enumerate(curves):
+        alike = (curve.identity, curve.device, curve.phase, curve.quantity, curve.kind, *curve.conditions.items())
+        groups.setdefault(alike if len(curve.values) < LEAST_MEASURED else number, []).append(curve)
+    return [
+        replace(
+            parts[0],
+            values={pair: value for part in reversed(parts) for pair, value in part.values.items()},
+            out_of_memory=frozenset().union(*(part.out_of_memory for part in parts)),
+        )
+        for parts in groups.values()
+    ]
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:

@@ -1,9 +1,9 @@
 """Exact Gaussian process over the sizes of a few measured points, its hyperparameters averaged over a grid.
 
-Log time over log pixels and log batch size is a plane, plus a smooth part (Matérn 3/2), plus stairs. Stairs are of two
-kinds: choices of kernels that last for several sizes (a step process, whose covariance is exponential), and choices
-that change from size to size (white). The white part belongs to the curve, not to the measurement: predictions
-include it.
+Log time over log pixels and log batch size is a plane, which may bend over the batch size, plus a smooth part (Matérn
+3/2), plus stairs. Stairs are of two kinds: choices of kernels that last for several sizes (a step process, whose
+covariance is exponential), and choices that change from size to size (white). The white part belongs to the curve, not
+to the measurement: predictions include it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ GRID = np.array(
 )
 #: Length over which a choice of kernels lasts, as a share of the measured range.
 _STAIR_LENGTH = 0.3
-#: Prior variances of level and slope of the plane: vague.
-_LEVEL_VARIANCE, _SLOPE_VARIANCE = 100.0, 9.0
+#: Prior variances of level and slope of the plane: vague. That of its bend over the batch size, from a time that is
+#: constant while the device is not full to one in proportion.
+_LEVEL_VARIANCE, _SLOPE_VARIANCE, _BEND_VARIANCE = 100.0, 9.0, 1.0
 #: Least relative standard error of a measured value.
 _LEAST_ERROR = 0.001
 #: Grid points with less weight than this share of the largest are left out of predictions.
@@ -43,7 +44,8 @@ class Curve:
     """Measured values over coordinates.
 
     Attributes:
-        x: coordinates of the points as shares of the measured range, shape (n, d).
+        x: coordinates of the points as shares of the measured range, those of the size and,
+            if it varies, of the batch size, shape (n, d).
         y: logarithms of the values, shape (n,).
         errors: relative standard errors of the values, shape (n,).
     """
@@ -139,14 +141,15 @@ def _covariance(first: Samples, second: Samples) -> Samples:
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
     smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
     ratio = np.sqrt(3) * distance / length
-    plane = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
     covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(-distance / _STAIR_LENGTH)
-    covariance += plane
+    covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
+    covariance += _BEND_VARIANCE * (first[:, 1:] ** 2 @ second[:, 1:].T ** 2)
     return covariance
 
 
 def _plane(at: Samples) -> Samples:
     plane: Samples = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (at**2).sum(axis=1)
+    plane += _BEND_VARIANCE * (at[:, 1:] ** 4).sum(axis=1)
     return plane
 
 
