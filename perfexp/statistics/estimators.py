@@ -54,6 +54,17 @@ class Interval:
             return None
         return (self.high - self.low) / 2 / abs(self.value)
 
+    @property
+    def log_half_width(self) -> float | None:
+        """Half the interval's width in logarithms; None without an interval, and if the value is not positive.
+
+        Of a narrow interval it is the relative half-width. An interval that includes 0 counts as far down by ratio as
+        it reaches up.
+        """
+        if self.low is None or self.high is None or self.value <= 0:
+            return None
+        return math.log(self.high / self.low) / 2 if self.low > 0 else math.log(self.high / self.value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
