@@ -333,12 +333,9 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    intervals = [
-        wording.percentile(service[1], number) if (service := wording.service_time(row)) else None for row in rows
-    ]
-    cells = (
-        wording.known_or_about(interval, wording.bare_time(interval)) if interval else "" for interval in intervals
-    )
+    services = (wording.service_time(row) for row in rows)
+    intervals = (wording.percentile(service[1], number) if service else None for service in services)
+    cells = (wording.interval_or_about(interval) if interval else "" for interval in intervals)
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 

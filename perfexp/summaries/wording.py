@@ -221,6 +221,11 @@ def interval_text(interval: estimators.Interval) -> str:
     return with_width(interval, bare_time(interval), range_text(interval))
 
 
+def interval_or_about(interval: estimators.Interval) -> str:
+    """Return a time with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one."""
+    return f"≈ {bare_time(interval)}" if interval.low is None else interval_text(interval)
+
+
 def epoch_text(epoch: Epoch) -> str:
     """Return the figures of an epoch in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
     accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"

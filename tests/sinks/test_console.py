@@ -72,7 +72,14 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     lines = shown(build, point).splitlines()
     assert "  ≈ p99 without an interval: 80 of 368 effective samples" in lines
     assert lines[3].split("≈ ")[1].startswith("63."), "it is printed all the same"
-    assert "≈" not in lines[3].split("≈ ")[0], "p95 has its interval"
+    assert re.search(r" 6\d\.\d+ ms ± [\d.]+ % +≈ ", lines[3]), "p95 has its interval"
+
+
+def test_a_percentile_with_a_wide_interval_has_both_ends(build: Builder) -> None:
+    point = build.independent(n=80)
+    samples = point.series[0].samples
+    samples[5::27] = [0.2 + 0.1 * index for index in range(len(samples[5::27]))]
+    assert re.search(r"\d ms \(6\d\.\d … [2-9]\d\d ms\) +≈ ", shown(build, point).splitlines()[3])
 
 
 def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:
