@@ -349,9 +349,8 @@ def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
     missing = [summary for summary in services if wording.percentile(summary, number).low is None]
     if not missing:
         return ""
-    fewest = min(missing, key=lambda summary: summary.n / summary.tau)
     where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
-    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(fewest, number)}"
+    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(missing, number)}"
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

@@ -244,10 +244,12 @@ def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval
     return summary.median if number == 50 else summary.percentiles[number]
 
 
-def shortage(summary: blockwise.Summary, number: float) -> str:
-    """Return why a percentile has no interval: `80 of 368 effective samples`."""
-    have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
-    return f"{have} of {need} effective samples" if have < need else TOO_FEW
+def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
+    """Return why a percentile of one or more points has no interval: `7 to 109 of 368 effective samples`."""
+    counts = [math.floor(summary.n / summary.tau) for summary in summaries]
+    least, most = min(counts), max(counts)
+    have = str(least) if least == most else f"{least} to {most}"
+    return f"{have} of {estimators.samples_needed(number)} effective samples"
 
 
 def metric_text(metric: Metric | None) -> str:

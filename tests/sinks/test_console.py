@@ -75,6 +75,13 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     assert re.search(r" 6\d\.\d+ ms ± [\d.]+ % +≈ ", lines[3]), "p95 has its interval"
 
 
+def test_a_footnote_has_the_effective_samples_of_all_points_without_the_percentile(build: Builder) -> None:
+    few, more = build.independent(n=80), build.independent(n=120)
+    more.key = msgspec.structs.replace(more.key, batch_size=2)
+    lines = shown(build, few, more).splitlines()
+    assert "  ≈ p99 at 2 of 2 points without an interval: 80 to 120 of 368 effective samples" in lines
+
+
 def test_a_percentile_with_a_wide_interval_has_both_ends(build: Builder) -> None:
     point = build.independent(n=80)
     samples = point.series[0].samples
