@@ -92,6 +92,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         wording.narrow_note(rows, with_rates=True),
         mixed,
         *shortages,
+        _pooled_note(rows, asked),
         *wording.rate_notes(rows),
     ]
     return Grid(columns, list(filter(None, notes))).without_empty()
@@ -342,6 +343,14 @@ def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: in
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
     return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
+
+
+def _pooled_note(rows: Sequence[Row], asked: Sequence[float]) -> str:
+    """Return how percentiles and p50 combine several processes; empty without rows of several."""
+    if not asked or not any(row.processes > 1 for row in rows):
+        return ""
+    names = ", ".join(f"p{number:g}" for number in asked)
+    return f"{names}: of the calls of all processes together; p50: geometric mean of the processes' medians"
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:

@@ -75,6 +75,17 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     assert re.search(r" 6\d\.\d+ ms ± [\d.]+ % +≈ ", lines[3]), "p95 has its interval"
 
 
+def test_percentiles_of_several_processes_are_explained_beside_their_p50(build: Builder) -> None:
+    note = "  p95, p99: of the calls of all processes together; p50: geometric mean of the processes' medians"
+    points = [build.point(n=80, replicate=replicate) for replicate in range(2)]
+    assert note in shown(build, *points).splitlines()
+    assert "of all processes together" not in shown(build, points[0])
+    record, out = build.record(*points), io.StringIO()
+    record.plan["percentiles"] = [50]
+    console(out).results(record)
+    assert "of all processes together" not in out.getvalue()
+
+
 def test_a_footnote_has_the_effective_samples_of_all_points_without_the_percentile(build: Builder) -> None:
     few, more = build.independent(n=80), build.independent(n=120)
     more.key = msgspec.structs.replace(more.key, batch_size=2)
