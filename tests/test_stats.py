@@ -1,5 +1,7 @@
 """Statistics against simulations of known truth; seeds are fixed, so that every run sees the same numbers."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,6 +65,15 @@ def test_a_percentile_has_an_interval_from_the_needed_number_on():
         assert enough.low is not None
         assert enough.low <= enough.value <= enough.high
         assert short.low is None
+
+
+@pytest.mark.parametrize("tau", [1.3, 2.5, 8.0, 40.0])
+@pytest.mark.parametrize("percentile", [1, 90, 95, 99])
+def test_correlated_samples_have_an_interval_from_the_needed_number_of_effective_ones_on(percentile, tau):
+    rng, needed = np.random.default_rng(1), math.ceil(estimators.samples_needed(percentile) * tau)
+    enough, short = (estimators.percentile_interval(rng.random(n), percentile, tau) for n in (needed, needed - 1))
+    assert 0 < enough.low <= enough.value <= enough.high < 1
+    assert short.low is None
 
 
 def test_p99_of_100_samples_has_no_interval():

@@ -164,3 +164,35 @@ def test_a_constant_process_counts_as_the_others_do():
     found = variance.combined([blockwise.summarise([one]) for one in samples], samples)
     assert found.n == 200
     assert found.median.value == pytest.approx(math.sqrt(1.1), rel=0.01)
+
+
+def far_apart():
+    """Summaries and samples of three processes of about 1, 7 and 150 ms."""
+    generator = np.random.default_rng(0)
+    samples = [1e-3 * np.exp(generator.normal(level, 0.05, 400)) for level in (0.0, 2.0, 5.0)]
+    return [blockwise.summarise([one]) for one in samples], samples
+
+
+def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_demand():
+    summaries, samples = far_apart()
+    found = variance.combined(summaries, samples).percentiles[95]
+    of_each = [Interval(value=one.percentiles[95].value, low=None, high=None) for one in summaries]
+    demanded = variance.of_processes(of_each)
+    assert math.log(found.high / found.value) == pytest.approx(math.log(demanded.high / demanded.value))
+    assert math.log(found.value / found.low) == pytest.approx(math.log(demanded.value / demanded.low))
+
+
+def test_an_interval_that_is_long_on_one_side_is_not_stretched_beyond_its_ends():
+    skewed = Interval(value=12.0, low=11.0, high=200.0)
+    wide = variance.widened(skewed, Component(variance=1e-6, degrees=4))
+    assert wide.low >= 12.0 / math.sqrt(200 / 11) * 0.99
+    assert wide.high == 200.0
+    three = variance.of_processes([skewed] * 3)
+    assert three.high < 200.0
+    assert three.low > wide.low
+
+
+def test_an_interval_that_includes_0_reaches_as_far_down_by_ratio_as_up():
+    assert Interval(value=2.0, low=0.0, high=4.0).log_half_width == pytest.approx(math.log(2))
+    assert Interval(value=0.0, low=0.0, high=4.0).log_half_width is None
+    assert Interval(value=2.0, low=1.98, high=2.02).log_half_width == pytest.approx(0.01, rel=1e-3)

@@ -185,6 +185,11 @@ class Taken:
         """Whether the median has no interval, or one that may be too narrow."""
         return self.is_rough or self.time.median.low is None
 
+    @property
+    def center(self) -> str:
+        """The figure that stands for all samples, whose blocks are processes."""
+        return "mean of the processes' medians" if len(self.series.blocks) > 1 else "median"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
@@ -192,6 +197,11 @@ class Strips:
 
     caption: Caption
     points: tuple[tuple[str, tuple[Taken, ...]], ...]
+
+
+def centers(taken: Iterable[Taken]) -> str:
+    """Return what the black lines through the samples are."""
+    return " or ".join(dict.fromkeys(one.center for one in taken))
 
 
 def dotted(taken: Iterable[Taken]) -> str:

@@ -19,6 +19,7 @@ from perfexp.plots.chart import (
     Panel,
     Strips,
     Taken,
+    centers,
     dotted,
     spans_decades,
     unit_of,
@@ -205,6 +206,6 @@ def _strips(name: str, taken: Sequence[Taken]) -> Any:
         figure.add_scatter(x=[one.time.median.value * factor] * 2, y=ends, showlegend=False, **mark)
     name_rows(figure, [one.name for one in taken])
     prefix = f"{name}: " if name else ""
-    meaning = "black: median" + (f"; dotted, ≈: {about}" if (about := dotted(taken)) else "")
+    meaning = f"black: {centers(taken)}" + (f"; dotted, ≈: {about}" if (about := dotted(taken)) else "")
     figure.update_xaxes(title=text(f"{prefix}time per call ({unit}), {meaning}"), rangemode="tozero")
     return laid_out(figure, AROUND + 3 * BAR * len(taken))

@@ -7,14 +7,14 @@ from typing import Any
 import numpy
 
 from perfexp.plots.canvas import DARK, caption_of, constrained, matplotlib, plain, style
-from perfexp.plots.chart import COLORS, GREY, Strips, Taken, dotted, unit_of
+from perfexp.plots.chart import COLORS, GREY, Strips, Taken, centers, dotted, unit_of
 from perfexp.records.units import format_seconds
 
 #: Heights of a strip, of a panel over time, and of what is around them, in inches.
 _STRIP, _OVER_TIME, _AROUND = 0.75, 1.6, 1.9
 #: Percentile of the samples at which a strip ends; triangles at the edge stand for the others.
 _MOST_SHOWN = 98.0
-#: Least half-height of the panel over time, in percent of the median.
+#: Least half-height of the panel over time, in percent of the center.
 _LEAST_PERCENT = 2.0
 #: Limit on the shown end of the warm-up, as a share of the time after it.
 _MOST_WARMUP = 1 / 3
@@ -36,7 +36,7 @@ def compose(strips: Strips) -> Any:
 
 
 def _strips(axes: Any, name: str, taken: tuple[Taken, ...]) -> None:
-    """One row for each time: its samples, its median with the interval, and the figures at the right."""
+    """One row for each time: its samples, their center with the interval, and the figures at the right."""
     ends = [max(float(numpy.percentile(one.series.measured, _MOST_SHOWN)), one.time.median.value) for one in taken]
     factor, unit = unit_of("seconds", [max(ends)])
     edge = 1.1 * factor * max(ends)
@@ -59,14 +59,16 @@ def _strips(axes: Any, name: str, taken: tuple[Taken, ...]) -> None:
     axes.set_ylim(len(taken) - 0.5, -0.5)
     axes.set_xlim(0, edge)
     prefix = f"{plain(name)}: " if name else ""
-    meaning = "black: median, shaded: its 95 % interval" + (f"; dotted, ≈: {about}" if (about := dotted(taken)) else "")
+    meaning = f"black: {centers(taken)}, shaded: its 95 % interval" + (
+        f"; dotted, ≈: {about}" if (about := dotted(taken)) else ""
+    )
     axes.set_xlabel(f"{prefix}time per call ({unit}); {meaning}")
     style(axes, axis="x")
     axes.tick_params(axis="y", labelsize=12, length=0)
 
 
 def _over_time(axes: Any, one: Taken) -> None:
-    """The samples of one time in percent of its median over the seconds that they took."""
+    """The samples of one time in percent of their center over the seconds that they took."""
     series, median = one.series, one.time.median.value
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
@@ -94,8 +96,8 @@ def _over_time(axes: Any, one: Taken) -> None:
     axes.set_ylim(-1.08 * most, 1.08 * most)
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "median")
-    axes.set_xlabel(f"samples of {one.name} against their median, over the seconds that the calls took")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0])
+    axes.set_xlabel(f"samples of {one.name} against the {one.center}, over the seconds that the calls took")
     style(axes)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=9.5, loc="upper left", bbox_to_anchor=(1.005, 1.05), frameon=False)

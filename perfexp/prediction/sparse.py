@@ -20,7 +20,7 @@ Pair = tuple[Size, int]
 
 #: Fewest and most points that a curve is predicted from.
 LEAST_MEASURED, MOST_MEASURED = 4, 100
-#: Relative standard error of a median without an interval, and half-widths of a 95 % interval per standard error.
+#: Standard error of the logarithm of a median without an interval; half-widths of a 95 % interval per standard error.
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
 #: Times that are predicted, best first.
 _KINDS = (*DEVICE_TIMES, "latency", "throughput")
@@ -112,8 +112,8 @@ def curve_of(x: Samples, values: Sequence[Interval]) -> Curve:
 
 
 def standard_error(value: Interval) -> float:
-    """Return the relative standard error of a measured value with a 95 % interval."""
-    width = value.relative_half_width
+    """Return the standard error of the logarithm of a measured value with a 95 % interval."""
+    width = value.log_half_width
     return _UNKNOWN_ERROR if width is None else width / _HALF_WIDTHS
 
 

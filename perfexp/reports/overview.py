@@ -92,6 +92,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         wording.narrow_note(rows, with_rates=True),
         mixed,
         *shortages,
+        _pooled_note(rows, asked),
         *wording.rate_notes(rows),
     ]
     return Grid(columns, list(filter(None, notes))).without_empty()
@@ -333,12 +334,9 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    intervals = [
-        wording.percentile(service[1], number) if (service := wording.service_time(row)) else None for row in rows
-    ]
-    cells = (
-        wording.known_or_about(interval, wording.bare_time(interval)) if interval else "" for interval in intervals
-    )
+    services = (wording.service_time(row) for row in rows)
+    intervals = (wording.percentile(service[1], number) if service else None for service in services)
+    cells = (wording.interval_or_about(interval) if interval else "" for interval in intervals)
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 
@@ -347,14 +345,21 @@ def _phase_text(row: Row, name: str) -> str:
     return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
 
 
+def _pooled_note(rows: Sequence[Row], asked: Sequence[float]) -> str:
+    """Return how percentiles and p50 combine several processes; empty without rows of several."""
+    if not asked or not any(row.processes > 1 for row in rows):
+        return ""
+    names = ", ".join(f"p{number:g}" for number in asked)
+    return f"{names}: of the calls of all processes together; p50: geometric mean of the processes' medians"
+
+
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
     services = [service[1] for row in rows if (service := wording.service_time(row))]
     missing = [summary for summary in services if wording.percentile(summary, number).low is None]
     if not missing:
         return ""
-    fewest = min(missing, key=lambda summary: summary.n / summary.tau)
     where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
-    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(fewest, number)}"
+    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(missing, number)}"
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

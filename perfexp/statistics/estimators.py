@@ -54,6 +54,17 @@ class Interval:
             return None
         return (self.high - self.low) / 2 / abs(self.value)
 
+    @property
+    def log_half_width(self) -> float | None:
+        """Half the interval's width in logarithms; None without an interval, and if the value is not positive.
+
+        Of a narrow interval it is the relative half-width. An interval that includes 0 counts as far down by ratio as
+        it reaches up.
+        """
+        if self.low is None or self.high is None or self.value <= 0:
+            return None
+        return math.log(self.high / self.low) / 2 if self.low > 0 else math.log(self.high / self.value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
@@ -187,7 +198,7 @@ def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None
     """Return a percentile (linear interpolation) with its 95 % interval by order statistics.
 
     The ranks are quantiles of the binomial number of samples below the percentile. Their distance from n·q is widened
-    by √τ.
+    by √τ, at most to the smallest and the largest sample: n/τ independent samples suffice for these ends.
 
     Args:
         samples: shape (n,), n ≥ 1.
@@ -207,10 +218,8 @@ def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None
     lower = binomial_quantile(ALPHA / 2, n, q)
     upper = binomial_quantile(1 - ALPHA / 2, n, q) + 1
     spread = math.sqrt(tau)
-    low = math.floor(n * q - (n * q - lower) * spread)
-    high = math.ceil(n * q + (upper - n * q) * spread)
-    if low < 1 or high > n:
-        return Interval(value=value, low=None, high=None)
+    low = max(math.floor(n * q - (n * q - lower) * spread), 1)
+    high = min(math.ceil(n * q + (upper - n * q) * spread), n)
     return Interval(value=value, low=float(x[low - 1]), high=float(x[high - 1]))
 
 

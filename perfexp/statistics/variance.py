@@ -77,7 +77,7 @@ def widened(interval: Interval, component: Component) -> Interval:
         interval: statistic of one process; without an interval it stays as it is.
         component: variance between processes, estimated from other points.
     """
-    width = interval.relative_half_width
+    width = interval.log_half_width
     if width is None:
         return interval
     total = with_exact(component, (width / Z95) ** 2)
@@ -106,7 +106,7 @@ def of_processes(statistics: Sequence[Interval]) -> Interval:
         return statistics[0]
     logs = np.log([one.value for one in statistics])
     half = student95(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    within = math.hypot(*(one.relative_half_width or 0.0 for one in statistics)) / logs.size
+    within = math.hypot(*(one.log_half_width or 0.0 for one in statistics)) / logs.size
     return _around(math.exp(float(logs.mean())), max(half, within))
 
 
@@ -203,12 +203,10 @@ def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summar
 
 def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, tau: float) -> Interval:
     pooled = percentile_interval(samples, number, tau)
-    if pooled.low is None or pooled.high is None or any(one.value <= 0 for one in of_each):
+    if any(one.value <= 0 for one in of_each):
         return pooled
-    width = of_processes([replace(one, low=None, high=None) for one in of_each]).relative_half_width or 0.0
-    wide = _around(pooled.value, width)
-    assert wide.low is not None and wide.high is not None
-    return Interval(value=pooled.value, low=min(pooled.low, wide.low), high=max(pooled.high, wide.high))
+    width = of_processes([replace(one, low=None, high=None) for one in of_each]).log_half_width or 0.0
+    return _union(pooled, width)
 
 
 def detectable_ratio(component: Component, processes: int) -> float:
@@ -280,17 +278,17 @@ def _pooled(groups: Sequence[Samples]) -> float:
     return squares / max(sum(values.size - 1 for values in groups), 1)
 
 
-def _union(interval: Interval, half_width: float) -> Interval:
+def _union(interval: Interval, log_half_width: float) -> Interval:
     """Widen each end of an interval to that of `_around`: the longer side of a skewed one stays."""
     if interval.low is None or interval.high is None:
         return interval
-    wide = _around(interval.value, half_width)
+    wide = _around(interval.value, log_half_width)
     assert wide.low is not None
     assert wide.high is not None
     return Interval(value=interval.value, low=min(interval.low, wide.low), high=max(interval.high, wide.high))
 
 
-def _around(value: float, half_width: float) -> Interval:
+def _around(value: float, log_half_width: float) -> Interval:
     """Return the interval whose ends are a factor away from the value."""
-    factor = math.exp(half_width)
+    factor = math.exp(log_half_width)
     return Interval(value=value, low=value / factor, high=value * factor)

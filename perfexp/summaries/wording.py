@@ -221,6 +221,11 @@ def interval_text(interval: estimators.Interval) -> str:
     return with_width(interval, bare_time(interval), range_text(interval))
 
 
+def interval_or_about(interval: estimators.Interval) -> str:
+    """Return a time with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one."""
+    return f"≈ {bare_time(interval)}" if interval.low is None else interval_text(interval)
+
+
 def epoch_text(epoch: Epoch) -> str:
     """Return the figures of an epoch in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
     accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"
@@ -239,10 +244,12 @@ def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval
     return summary.median if number == 50 else summary.percentiles[number]
 
 
-def shortage(summary: blockwise.Summary, number: float) -> str:
-    """Return why a percentile has no interval: `80 of 368 effective samples`."""
-    have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
-    return f"{have} of {need} effective samples" if have < need else TOO_FEW
+def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
+    """Return why a percentile of one or more points has no interval: `7 to 109 of 368 effective samples`."""
+    counts = [math.floor(summary.n / summary.tau) for summary in summaries]
+    least, most = min(counts), max(counts)
+    have = str(least) if least == most else f"{least} to {most}"
+    return f"{have} of {estimators.samples_needed(number)} effective samples"
 
 
 def metric_text(metric: Metric | None) -> str:

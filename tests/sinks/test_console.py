@@ -72,7 +72,32 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     lines = shown(build, point).splitlines()
     assert "  ≈ p99 without an interval: 80 of 368 effective samples" in lines
     assert lines[3].split("≈ ")[1].startswith("63."), "it is printed all the same"
-    assert "≈" not in lines[3].split("≈ ")[0], "p95 has its interval"
+    assert re.search(r" 6\d\.\d+ ms ± [\d.]+ % +≈ ", lines[3]), "p95 has its interval"
+
+
+def test_percentiles_of_several_processes_are_explained_beside_their_p50(build: Builder) -> None:
+    note = "  p95, p99: of the calls of all processes together; p50: geometric mean of the processes' medians"
+    points = [build.point(n=80, replicate=replicate) for replicate in range(2)]
+    assert note in shown(build, *points).splitlines()
+    assert "of all processes together" not in shown(build, points[0])
+    record, out = build.record(*points), io.StringIO()
+    record.plan["percentiles"] = [50]
+    console(out).results(record)
+    assert "of all processes together" not in out.getvalue()
+
+
+def test_a_footnote_has_the_effective_samples_of_all_points_without_the_percentile(build: Builder) -> None:
+    few, more = build.independent(n=80), build.independent(n=120)
+    more.key = msgspec.structs.replace(more.key, batch_size=2)
+    lines = shown(build, few, more).splitlines()
+    assert "  ≈ p99 at 2 of 2 points without an interval: 80 to 120 of 368 effective samples" in lines
+
+
+def test_a_percentile_with_a_wide_interval_has_both_ends(build: Builder) -> None:
+    point = build.independent(n=80)
+    samples = point.series[0].samples
+    samples[5::27] = [0.2 + 0.1 * index for index in range(len(samples[5::27]))]
+    assert re.search(r"\d ms \(6\d\.\d … [2-9]\d\d ms\) +≈ ", shown(build, point).splitlines()[3])
 
 
 def test_an_interval_that_may_be_too_narrow_is_marked(build: Builder) -> None:

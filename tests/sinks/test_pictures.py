@@ -4,6 +4,7 @@ import logging
 import math
 import struct
 import warnings
+from html import unescape
 from itertools import combinations
 from typing import Any
 
@@ -192,6 +193,19 @@ def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(build: Build
     assert taken[0].is_dotted is (n < 80)
     assert (dotted(taken) == "") is (n == 80)
     assert size_of(drawing.draw(plot))[0] == 1200
+
+
+def test_the_line_through_samples_of_several_processes_is_the_mean_of_their_medians(build: Builder) -> None:
+    points = [build.point(0.06 * (1 + replicate), replicate=replicate, n=80) for replicate in range(2)]
+    for several, center in ((points[:1], "median"), (points, "mean of the processes' medians")):
+        plot = record_plots.plot(build.record(*several))
+        assert isinstance(plot, Strips)
+        over_all, over_time = strips.compose(plot).axes
+        assert f"black: {center}, shaded" in over_all.get_xlabel()
+        assert f"against the {center}, over" in over_time.get_xlabel()
+        assert over_time.yaxis.get_major_formatter()(0.0, None) == center.partition(" ")[0]
+        [interactive] = of_plot(plot)
+        assert f"black: {center}" in unescape(interactive.layout.xaxis.title.text)
 
 
 def test_a_long_warm_up_leaves_the_axis_to_the_samples_after_it(build: Builder) -> None:
