@@ -124,7 +124,7 @@ def _within(folder: Path) -> list[Side]:
 
 
 def _names(count: int) -> str:
-    """The names of so many sides, a letter each."""
+    """The names of sides, a letter each; raises `UserError` if there are more sides than letters."""
     if count > len(string.ascii_uppercase):
         raise UserError(f"{count} sides were given; at most {len(string.ascii_uppercase)} can be compared.")
     return string.ascii_uppercase[:count]

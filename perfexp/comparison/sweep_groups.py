@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perfexp.comparison.pairing import KEY_FIELDS
+from perfexp.comparison.pairing import KEY_FIELDS, POINT_AXES
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import SweepChild
-
-#: Axes of a sweep that stand for the fields of a key by which points are paired; a mode has the phases.
-POINT_AXES = ("mode", "input_size", "batch_size")
 
 #: A run of a sweep with its record; None if it left none.
 Run = tuple[SweepChild, Record | None]
