@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.comparison import record
-from perfexp.comparison import sweep_verdicts
+from perfexp.comparison import sweep_groups, sweep_verdicts
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
@@ -32,6 +32,32 @@ def swept(*runs):
             found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes={"algorithm": name})
             records.append(found)
     return Sweep(uid="sweep", name="algorithm", started="2026-01-01", children=children), records
+
+
+def grid(axes_and_factors, status=Status.OK):
+    """A sweep of runs of one point: for each run its axes and the factor of its times; None fails with `status`."""
+    records, children = [], []
+    for job, (axes, factor) in enumerate(axes_and_factors):
+        name = "-".join(axes.values())
+        children.append(SweepChild(job=job, name=name, directory=name, status=Status.OK, axes=axes))
+        found = record(name, [[(factor or 1.0) * one for one in PROCESSES]], np.random.default_rng(job))
+        for point in found.points:
+            point.key = msgspec.structs.replace(point.key, batch_size=int(axes.get("batch_size", 1)))
+            if factor is None:
+                point.status, point.series = status, []
+        found.plan = {"model": {"name": axes.get("model", "resnet18")}, "algorithm": {"name": "default"}}
+        found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes=axes)
+        records.append(found)
+    return Sweep(uid="sweep", name="model × batch_size", started="2026-01-01", children=children), records
+
+
+def models_and_batches(*factors):
+    """Models a, b, … at the batch sizes 1, 8, … with a factor for each."""
+    return grid(
+        ({"model": model, "batch_size": batch}, factor)
+        for model, of_model in zip("abc", factors, strict=False)
+        for batch, factor in zip(("1", "8", "64"), of_model, strict=False)
+    )
 
 
 def test_each_run_is_compared_with_the_first_one():
@@ -121,6 +147,94 @@ def test_of_several_points_the_verdicts_are_counted():
         "run 1: fastest at 1 of 3 points",
         "run 2: fastest at 1 of 3 points",
     ]
+
+
+def last_words(found):
+    return {job: text.split()[-1] for (job, _), text in found.ratios.items()}
+
+
+def test_runs_that_differ_only_in_their_points_are_compared_together_at_each_point():
+    sweep, records = models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, 13.5])
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert (found.baseline, found.title, found.notes) == (0, "device / model=a", [])
+    assert last_words(found) == {3: "FASTER", 4: "SAME", 5: "SLOWER"}
+    ratios = [float(text.split()[0]) for text in found.ratios.values()]
+    assert ratios == pytest.approx([0.8, 1.0, 1.5], rel=0.01)
+    assert found.fastest == [
+        "model=a: nothing else is shown to be faster at 2 of 3 points",
+        "model=b: fastest at 1 of 3 points",
+    ]
+    out = io.StringIO()
+    Console(out=out, err=out, width=120).show_sweep(sweep, None, records)
+    for text in (out.getvalue(), descriptions.of_sweep(sweep, records)):
+        assert "device / model=a" in text
+        assert "has no time" not in text
+    assert best.winner(sweep, records) == {
+        "perfexp.best": "b (batch 1) | a (batch 8, batch 64)",
+        "perfexp.best_by": "device/p50_ms",
+        "perfexp.best_ties": "b (batch 8)",
+    }
+
+
+@pytest.mark.parametrize("name", ["2", "3", "b", "model=b"])
+def test_the_baseline_may_be_any_run_of_a_group(name):
+    sweep, records = models_and_batches([1.0, 3.0], [0.8, 3.0])
+    for one in records:
+        one.plan["compare"] = {"baseline": name}
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert (found.baseline, found.title) == (2, "device / model=b")
+    assert last_words(found) == {0: "SLOWER", 1: "SAME"}
+
+
+def test_a_sweep_over_points_alone_has_no_ratios():
+    sweep, records = models_and_batches([1.0, 3.0, 9.0])
+    assert sweep_verdicts.of_sweep(sweep, records) == sweep_verdicts.SweepVerdicts()
+    assert best.winner(sweep, records) == {}
+
+
+def test_a_point_at_which_the_baseline_failed_has_no_ratio_and_the_others_have():
+    sweep, records = models_and_batches([1.0, 3.0, None], [0.8, 3.0, 9.0])
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert last_words(found) == {3: "FASTER", 4: "SAME"}
+    assert found.notes == ["no device / model=a: the baseline has no time of the same phase, size and batch"]
+    found = sweep_verdicts.of_sweep(*models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, None]))
+    assert (last_words(found), found.notes) == ({3: "FASTER", 4: "SAME"}, [])
+    found = sweep_verdicts.of_sweep(*models_and_batches([None, None], [0.8, 3.0], [1.0, 3.0]))
+    assert (found.title, last_words(found)) == ("device / model=b", {4: "SLOWER", 5: "SAME"})
+
+
+def test_the_same_point_on_other_numbers_of_devices_is_another_run():
+    axes = [{"gpu.count": count, "batch_size": batch} for count in "12" for batch in "18"]
+    sweep, records = grid(zip(axes, (1.0, 3.0, 0.8, 3.0), strict=True))
+    assert [group.name for group in sweep_groups.groups(sweep_summary.paired(sweep, records))] == [
+        "gpu.count=1",
+        "gpu.count=2",
+    ]
+    assert last_words(sweep_verdicts.of_sweep(sweep, records)) == {2: "FASTER", 3: "SAME"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ([{"input_size": "32"}, {"input_size": "64"}], [""]),
+        ([{"mode.train.batch_size": "4"}, {"mode.train.batch_size": "8"}], [""]),
+        ([{"precision": "fp32"}, {"precision": "bf16"}], ["run 0", "run 1"]),
+        ([{"replicate": "3"}, {"replicate": "5"}], ["run 0", "run 1"]),
+        ([{}, {}], ["run 0", "run 1"]),  # two variants of `perfexp ab` that are alike
+    ],
+)
+def test_only_axes_of_points_make_a_group(axes, names):
+    children = [
+        SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run) for job, of_run in enumerate(axes)
+    ]
+    assert [group.name for group in sweep_groups.groups((child, None) for child in children)] == names
+
+
+def test_runs_with_a_point_in_common_are_no_group():
+    sweep, records = grid([({"mode": "inference"}, 1.0), ({"mode": "train_inference"}, 0.8)])
+    found = sweep_verdicts.of_sweep(sweep, records)
+    assert (found.title, last_words(found)) == ("device / run 0", {1: "FASTER"})
+    assert best.winner(sweep, records)["perfexp.best"] == "train_inference"
 
 
 def test_console_and_store_show_them():

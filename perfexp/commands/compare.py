@@ -27,7 +27,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B…",
-            help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline. One sweep: its runs.",
+            help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline. One sweep alone: its "
+            "runs, of which those that differ only in mode, input size or batch size are one side.",
         ),
     ],
     margin: sides.Margin = "1%",

@@ -13,15 +13,15 @@ import typer
 
 from perfexp.commands.app import RECORD, SWEEP, one_of
 from perfexp.commands.show import refuse_unfinished
-from perfexp.comparison import comparability, named_baselines
+from perfexp.comparison import comparability, named_baselines, sweep_groups
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records import folders
+from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics.distributions import ALPHA
 from perfexp.summaries import sweep_summary
 from perfexp.summaries.remarks import raised_diagnostics
@@ -88,31 +88,57 @@ def words(texts: Iterable[str]) -> list[str]:
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
-    """Load each side, or the runs of a single sweep; the same one twice is refused before anything is read."""
-    names = string.ascii_uppercase
-    decided_by = None
+    """Load each side, or the groups of a single sweep; the same one twice is refused before anything is read."""
     if len(places) == 1 and is_sweep(Path(places[0])):
-        decided_by = _decided_by(Path(places[0]))
-        places = [str(place) for place in _runs(Path(places[0]))]
+        return _within(Path(places[0]))
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
-    if len(places) > len(names):
-        raise UserError(f"{len(places)} sides were given; at most {len(names)} can be compared.")
     resolved = [place if place.startswith(MLFLOW) else str(Path(place).resolve()) for place in places]
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
-    return [_side(name, place, uri, decided_by) for name, place in zip(names, places, strict=False)]
+    return [_side(name, place, *records(place, uri)) for name, place in zip(_names(len(places)), places, strict=True)]
 
 
-def _side(name: str, place: str, uri: str | None, decided_by: tuple[str, ...] | None) -> Side:
+def _within(folder: Path) -> list[Side]:
+    """The groups of a sweep's runs as sides; raises `UserError` unless several have a record."""
+    runs = _of_sweep(folder)
+    every = sweep_groups.groups((child, record) for child, _, record in runs)
+    groups = [group for group in every if group.records]
+    if len(groups) < 2:
+        axes = " and ".join(every[0].varying) if len(every) == 1 else ""
+        raise UserError(
+            f"{folder} is one side only: its runs differ in {axes} alone, and only equal points are compared. "
+            "Sweep over something else as well, such as model=A,B, or name two sides: perfexp compare A B."
+            if axes
+            else f"{folder} is one side only; name two or more: perfexp compare A B."
+        )
+    places = {child.job: str(place) for child, place, _ in runs}
+    decided_by = _decided_by(folder)
+    sides = []
+    for name, group in zip(_names(len(groups)), groups, strict=True):
+        of_several = f"{folder} {group.name} ({units.counted(len(group.records), 'run')})"
+        source = places[group.number] if len(group.runs) == 1 else of_several
+        sides.append(_side(name, source, group.records, _missing(group.runs), decided_by))
+    return sides
+
+
+def _names(count: int) -> str:
+    """The names of sides, a letter each; raises `UserError` if there are more sides than letters."""
+    if count > len(string.ascii_uppercase):
+        raise UserError(f"{count} sides were given; at most {len(string.ascii_uppercase)} can be compared.")
+    return string.ascii_uppercase[:count]
+
+
+def _side(
+    name: str, source: str, runs: list[Record], missing: list[str], decided_by: tuple[str, ...] | None = None
+) -> Side:
     """A side with what qualifies its figures."""
-    runs, missing = records(place, uri)
     tables = [rows(record) for record in runs]
     coverage = sweep_summary.coverage([row for table in tables for row in table])
     raised = [one.worst for of_run in zip(runs, tables, strict=True) for one in raised_diagnostics(*of_run)]
     return replace(
-        Side.of(name, place, runs, missing),
+        Side.of(name, source, runs, missing),
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
         warnings=tuple(dict.fromkeys(one.code for one in raised if not one.is_note)),
@@ -136,7 +162,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
         return _stored(place.removeprefix(MLFLOW), uri), []
     folder = Path(place)
     if is_sweep(folder):
-        return _of_sweep(folder)
+        runs = [(child, record) for child, _, record in _of_sweep(folder)]
+        return [record for _, record in runs if record], _missing(runs)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
@@ -164,23 +191,25 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP).is_file() and not (folder / RECORD).is_file()
 
 
-def _runs(folder: Path) -> list[Path]:
-    """The folders of a sweep's runs that have a record."""
+def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
+    """The runs of a sweep with their folders and records; raises `UserError` if none has a record."""
     children = sorted(folders.run_folders(Sweep.load(folder), folder), key=lambda one: one[0].job)
-    runs = [place for _, place in children if not place.is_symlink() and (place / RECORD).exists()]
-    if not runs:
+    runs = [
+        (child, place, None if place.is_symlink() or not (place / RECORD).exists() else Record.load(place))
+        for child, place in children
+    ]
+    if not any(record for _, _, record in runs):
         raise UserError(f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}.")
     return runs
 
 
-def _of_sweep(folder: Path) -> tuple[list[Record], list[str]]:
-    runs = _runs(folder)
-    missing = [
+def _missing(runs: Iterable[sweep_groups.Run]) -> list[str]:
+    """A line for each run without a record."""
+    return [
         f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"
-        for child, place in folders.run_folders(Sweep.load(folder), folder)
-        if place not in runs
+        for child, record in runs
+        if not record
     ]
-    return [Record.load(place) for place in runs], missing
 
 
 def _stored(run_id: str, uri: str | None) -> list[Record]:

@@ -14,8 +14,10 @@ from perfexp.summaries.subject import field_text, subject
 #: Fields of a key that always have to agree, and what else identifies a measurement.
 KEY_FIELDS = ("phase", "input_size", "batch_size")
 FEATURES = ("model", "algorithm", "precision", "execution", "device")
-#: Axes of a sweep that these stand for; any other axis identifies a measurement, too.
-_COVERED = ("model", "algorithm", "precision", "execution", "gpu", *KEY_FIELDS)
+#: Axes of a sweep that fields of a key stand for.
+POINT_AXES = ("mode", "mode.batch_size", "mode.train.batch_size", "input_size", "batch_size")
+#: Axes that features stand for; any further axis identifies a measurement, too.
+_COVERED = ("model", "algorithm", "precision", "execution", "gpu")
 #: Numbers of devices and nodes in a plan, which are named where there are several.
 _COUNTS = {"gpus": "gpu.count", "nodes": "gpu.nodes"}
 
@@ -143,7 +145,9 @@ def label(one: Measurement, names: Sequence[str]) -> str:
 def _measurements(record: Record) -> Iterable[Measurement]:
     about = subject(record.plan, record.environment)
     axes = record.sweep.axes if record.sweep else {}
-    others = {name: value for name, value in axes.items() if name.split(".")[0] not in _COVERED}
+    others = {
+        name: value for name, value in axes.items() if name not in POINT_AXES and name.split(".")[0] not in _COVERED
+    }
     for point in record.points:
         if point.key.is_timed and point.key == without_replicate(point.key):
             texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")

@@ -1,20 +1,21 @@
-"""Sweep verdicts: the runs of a sweep against the first of them, and how often each is the fastest."""
+"""Sweep verdicts: the groups of a sweep's runs against the first of them, and how often each is the fastest."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from perfexp.comparison import comparison_table, judging, pairing
+from perfexp.comparison import comparison_table, judging, pairing, sweep_groups
 from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
+from perfexp.comparison.sweep_groups import Group
 from perfexp.comparison.undecided import DECISIVE, decisive
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
@@ -34,12 +35,14 @@ class SweepVerdicts:
     """What the comparison of a sweep's runs shows.
 
     Attributes:
-        baseline: number of the run that the others are compared with; None if no two runs have a point in common.
-        title: title of the ratios: the time that is compared and the baseline, `device / run 0`.
+        baseline: number of the first run of the group that the others are compared with; None if no two groups have a
+            point in common.
+        title: title of the ratios: the time that is compared and the baseline, `device / run 0`, or
+            `device / model=resnet50` of several runs.
         ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
             by run's number and phase.
-        notes: other times of the same runs that have another verdict.
-        fastest: a line for each run that is the fastest at some of several points, or why there is no comparison.
+        notes: runs at whose points the baseline has no time, and other times that have another verdict.
+        fastest: a line for each group that is the fastest at some of several points, or why there is no comparison.
     """
 
     baseline: int | None = None
@@ -51,92 +54,120 @@ class SweepVerdicts:
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest run of a point by the verdicts, among the runs of one model if several were compared.
+    """The fastest group of a point by the verdicts, among the runs of one model if several groups have the same.
 
     Attributes:
-        key: the point, of the first of the runs.
-        model: model of the runs; empty if all runs of the sweep have one, or models are what is compared.
+        key: the point, of the first of the groups.
+        model: model of the groups; empty if all runs of the sweep have one, or models are what is compared.
         measure: the measure that decides.
-        job: number of the run; None if no verdict on the point is decided.
-        ties: numbers of the other runs that are not shown to be slower; all runs if nothing is decided.
+        best: axes of the group; None if no verdict on the point is decided.
+        ties: axes of the other groups that are not shown to be slower; of all if nothing is decided.
     """
 
     key: Key
     model: str
     measure: str
-    job: int | None
-    ties: tuple[int, ...]
+    best: Mapping[str, str] | None
+    ties: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Contender:
+    """A group of runs as a side that is named by the number of its first run.
+
+    Attributes:
+        jobs: number of the run that measured a point.
+    """
+
+    group: Group
+    side: Side
+    jobs: Mapping[Key, int]
+
+    @property
+    def name(self) -> str:
+        """The name of its side."""
+        return self.side.name
+
+    @property
+    def names(self) -> set[str]:
+        """Names in `compare.baseline`: the number of a run, a value of its axes, or an axis with its value."""
+        found = {str(child.job) for child, _ in self.group.runs}
+        for child, _ in self.group.runs:
+            found |= {*child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items())}
+        return found
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
-    """Compare all runs of a sweep with `compare.baseline`, or with the first one that was measured."""
-    sides = _sides(sweep, records)
-    wanted, first = _baseline(sweep, records, sides)
+    """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured."""
+    contenders = _contenders(sweep, records)
+    wanted, first = _baseline(records, contenders)
     if first is None:
-        return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if sides else [])
+        return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if contenders else [])
+    by_name = {one.name: one for one in contenders}
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    every = _compared(first, sides)
+    every = _compared(first, contenders)
     deciding = decisive(every)
     for pair in deciding:
-        by_run.setdefault((int(pair.side), pair.key.phase), []).append(pair)
+        place = _place(pair.key)
+        by_run.setdefault((by_name[pair.side].jobs[place], place.phase), []).append(pair)
     if not by_run:
         return SweepVerdicts()
+    title = f"{_compared_time(deciding)} / {first.group.name}"
     return SweepVerdicts(
-        baseline=int(first.name),
-        title=f"{_compared_time(deciding)} / run {first.name}",
+        baseline=first.group.number,
+        title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
-        notes=_other_verdicts(deciding, every),
-        fastest=_fastest(int(first.name), by_run),
+        notes=[*_without_ratio(title, first, contenders, by_run), *_other_verdicts(deciding, every)],
+        fastest=_fastest(first, by_name, deciding),
     )
 
 
 def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
-    """The fastest run of each point that several runs of a sweep measured, by the verdicts of `of_sweep`.
+    """The fastest group of each point that several groups of a sweep measured, by the verdicts of `of_sweep`.
 
-    It is the best of the runs that are shown to be faster than the baseline, otherwise the baseline. The baseline of
-    runs that cannot be compared with that of the sweep, of another model or batch size, is the first of them.
+    It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. The baseline of
+    groups that cannot be compared with that of the sweep, of another model or point, is the first of them.
     """
-    sides = _sides(sweep, records)
-    first = _baseline(sweep, records, sides)[1]
+    contenders = _contenders(sweep, records)
+    first = _baseline(records, contenders)[1]
     if first is None:
         return []
-    models = _models(sides)
-    groups: dict[tuple[str, Key], list[Side]] = {}
-    for side in sides:
-        for key in (one.key for one in side.measurements if one.status is Status.OK):
-            groups.setdefault((models[side.name], _place(key)), []).append(side)
-    known: dict[str, list[Compared]] = {first.name: _against(first, sides)}
+    models = _models(contenders)
+    by_point: dict[tuple[str, Key], list[_Contender]] = {}
+    for one in contenders:
+        for key in (found.key for found in one.side.measurements if found.status is Status.OK):
+            by_point.setdefault((models[one.name], _place(key)), []).append(one)
+    known: dict[str, list[Compared]] = {first.name: _against(first, contenders)}
 
-    def against(baseline: Side) -> list[Compared]:
+    def against(baseline: _Contender) -> list[Compared]:
         if baseline.name not in known:
-            of_model = [side for side in sides if models[side.name] == models[baseline.name]]
+            of_model = [one for one in contenders if models[one.name] == models[baseline.name]]
             known[baseline.name] = _against(baseline, of_model)
         return known[baseline.name]
 
     found = []
-    for (model, place), members in groups.items():
+    for (model, place), members in by_point.items():
         baseline = first if first in members else members[0]
-        names = {side.name for side in members}
+        by_name = {one.name: one for one in members}
 
-        def rivals(of: Side, place: Key = place, names: set[str] = names) -> list[Compared]:
+        def rivals(of: _Contender, place: Key = place, names: Collection[str] = by_name.keys()) -> list[Compared]:
             return [pair for pair in against(of) if pair.side in names and _place(pair.key) == place]
 
         if not (compared := rivals(baseline)):
             continue
         key, measure = compared[0].key, min((pair.measure for pair in compared), key=DECISIVE.index)
-        job, slower = None, set[str]()
+        best, slower = None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
-            job = _fastest_of(int(baseline.name), [(int(pair.side), pair) for pair in compared])
-            measure = next((pair.measure for pair in compared if int(pair.side) == job), measure)
+            best = by_name[_fastest_of(baseline.name, compared)]
+            measure = next((pair.measure for pair in compared if pair.side == best.name), measure)
             for _ in members:  # runs with other kinds of time: one may be faster by a time that decided nothing yet
-                best = next(side for side in members if int(side.name) == job)
-                if (faster := _fastest_of(job, [(int(pair.side), pair) for pair in rivals(best)])) == job:
+                if (faster := _fastest_of(best.name, rivals(best))) == best.name:
                     break
-                measure = next(pair.measure for pair in rivals(best) if int(pair.side) == faster)
-                job = faster
+                measure = next(pair.measure for pair in rivals(best) if pair.side == faster)
+                best = by_name[faster]
             slower = {best.name} | {pair.side for pair in rivals(best) if pair.verdict is Verdict.WORSE}
-        ties = tuple(int(side.name) for side in members if side.name not in slower)
-        found.append(Winner(key=key, model=model, measure=measure, job=job, ties=ties))
+        ties = tuple(one.group.axes for one in members if one.name not in slower)
+        found.append(Winner(key=key, model=model, measure=measure, best=best.group.axes if best else None, ties=ties))
     return found
 
 
@@ -145,21 +176,34 @@ def _place(key: Key) -> Key:
     return msgspec.structs.replace(key, precision="")
 
 
-def _baseline(sweep: Sweep, records: Sequence[Record], sides: Sequence[Side]) -> tuple[str | None, Side | None]:
-    """The value of `compare.baseline`, and the run that it names: the first by default, None for an unknown name."""
+def _baseline(records: Sequence[Record], contenders: Sequence[_Contender]) -> tuple[str | None, _Contender | None]:
+    """The value of `compare.baseline`, and the group of the run that it names; the first one without it."""
     wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
-    return wanted, next((side for side in sides if wanted is None or wanted in _names(sweep, side)), None)
+    return wanted, next((one for one in contenders if wanted is None or wanted in one.names), None)
 
 
-def _against(baseline: Side, sides: Sequence[Side]) -> list[Compared]:
-    """For each other run and common point the pair of the measure that decides; empty without a common point."""
-    return decisive(_compared(baseline, sides))
+def _against(baseline: _Contender, contenders: Sequence[_Contender]) -> list[Compared]:
+    """For each other group and common point the pair of the measure that decides; empty without a common point."""
+    return decisive(_compared(baseline, contenders))
 
 
-def _compared(baseline: Side, sides: Sequence[Side]) -> Sequence[Compared]:
-    """The pairs of all times of the other runs; empty without a common point."""
-    others = [other for other in sides if other is not baseline and _have_a_pair(baseline, other)]
-    return judging.compare([baseline, *others], Settings(measures=DECISIVE)).pairs if others else []
+def _compared(baseline: _Contender, contenders: Sequence[_Contender]) -> Sequence[Compared]:
+    """The pairs of all times of the other groups; empty without a common point."""
+    others = [one.side for one in contenders if one is not baseline and _have_a_pair(baseline.side, one.side)]
+    return judging.compare([baseline.side, *others], Settings(measures=DECISIVE)).pairs if others else []
+
+
+def _without_ratio(
+    title: str, first: _Contender, contenders: Sequence[_Contender], by_run: Collection[tuple[int, str]]
+) -> list[str]:
+    """A line if a run of another group has a time, and the baseline none of the same point."""
+    timed = {
+        (one.jobs[_place(found.key)], found.key.phase)
+        for one in contenders
+        for found in one.side.measurements
+        if one is not first and found.status is Status.OK
+    }
+    return [f"no {title}: the baseline has no time of the same phase, size and batch"] if timed - {*by_run} else []
 
 
 def _compared_time(pairs: Sequence[Compared]) -> str:
@@ -182,26 +226,27 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
     return [f"by {_compared_time(deciding)}; {'; '.join(texts)} (perfexp compare DIR)"]
 
 
-def _models(sides: Sequence[Side]) -> dict[str, str]:
-    """The model of each run by its number; empty texts unless several runs have one of several models."""
-    models = {side.name: side.measurements[0].features["model"] for side in sides}
+def _models(contenders: Sequence[_Contender]) -> dict[str, str]:
+    """The model of each group by its name; empty texts unless several groups have one of several models."""
+    models = {one.name: one.side.measurements[0].features["model"] for one in contenders}
     counts = Counter(models.values())
     return models if len(counts) > 1 and max(counts.values()) > 1 else dict.fromkeys(models, "")
 
 
-def _sides(sweep: Sweep, records: Sequence[Record]) -> list[Side]:
-    """Each run with a time as a side, named by its number."""
-    sides = []
-    for child, record in paired(sweep, records):
-        if record and any(point.series for point in record.points if point.key.is_timed):
-            sides.append(Side.of(str(child.job), child.name, [record]))
-    return sides
+def _contenders(sweep: Sweep, records: Sequence[Record]) -> list[_Contender]:
+    """The groups of runs with a time."""
+    found = []
+    for group in sweep_groups.groups(paired(sweep, records)):
+        timed = [(child, one) for child, one in group.runs if one and _has_a_time(one)]
+        if timed:
+            side = Side.of(str(group.number), group.name, [one for _, one in timed])
+            jobs = {_place(point.key): child.job for child, one in timed for point in one.points}
+            found.append(_Contender(group=group, side=side, jobs=jobs))
+    return found
 
 
-def _names(sweep: Sweep, side: Side) -> list[str]:
-    """By what `compare.baseline` may name a run: its number, a value of its axes, or an axis with its value."""
-    axes = next(child.axes for child in sweep.children if str(child.job) == side.name)
-    return [side.name, *axes.values(), *(f"{axis}={value}" for axis, value in axes.items())]
+def _has_a_time(record: Record) -> bool:
+    return any(point.series for point in record.points if point.key.is_timed)
 
 
 def _have_a_pair(first: Side, other: Side) -> bool:
@@ -228,30 +273,31 @@ def _ratio_of_times(pair: Compared) -> str:
     return with_width(ratio, text, ends) if ends else text
 
 
-def _fastest(baseline: int, by_run: dict[tuple[int, str], list[Compared]]) -> list[str]:
-    """A line for each run that is the fastest at some of several points; none if no run is faster than the baseline."""
-    points: dict[Key, list[tuple[int, Compared]]] = {}
-    for (job, _), pairs in by_run.items():
-        for pair in pairs:
-            points.setdefault(pair.key, []).append((job, pair))
-    counts = Counter(_fastest_of(baseline, compared) for compared in points.values())
-    if len(points) < 2 or not counts.keys() - {baseline}:
+def _fastest(first: _Contender, by_name: Mapping[str, _Contender], deciding: Sequence[Compared]) -> list[str]:
+    """A line for each group that is the fastest at some of several points; none if none is faster than the baseline."""
+    points: dict[Key, list[Compared]] = {}
+    for pair in deciding:
+        points.setdefault(pair.key, []).append(pair)
+    counts = Counter(_fastest_of(first.name, compared) for compared in points.values())
+    if len(points) < 2 or not counts.keys() - {first.name}:
         return []
     total = units.counted(len(points), "point")
+    other = "no other run is" if len(first.group.runs) == 1 else "nothing else is"
     return [
-        f"run {job}: fastest at {counts[job]} of {total}"
-        if job != baseline
-        else f"run {job}: no other run is shown to be faster at {counts[job]} of {total}"
-        for job in sorted(counts)
+        f"{one.group.name}: fastest at {counts[name]} of {total}"
+        if one is not first
+        else f"{one.group.name}: {other} shown to be faster at {counts[name]} of {total}"
+        for name, one in by_name.items()
+        if name in counts
     ]
 
 
-def _fastest_of(baseline: int, compared: Sequence[tuple[int, Compared]]) -> int:
-    """The run with the best figure of those that are shown to be faster than the baseline; else the baseline.
+def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:
+    """The side with the best figure of those that are shown to be faster than the baseline; else the baseline.
 
     It is the best by the measure that decides first, since ratios of different measures do not compare.
     """
-    better = [(job, pair) for job, pair in compared if pair.verdict is Verdict.BETTER]
+    better = [pair for pair in compared if pair.verdict is Verdict.BETTER]
     if not better:
         return baseline
-    return min(better, key=lambda one: (DECISIVE.index(one[1].measure), -abs(math.log(one[1].ratio or 1.0))))[0]
+    return min(better, key=lambda pair: (DECISIVE.index(pair.measure), -abs(math.log(pair.ratio or 1.0)))).side

@@ -73,6 +73,7 @@ class Compare:
 
     Attributes:
         baseline: number of the run that the others are compared with, or a value of its axes; None for the first one.
+            It stands for all runs that differ from it only in mode, input size or batch size.
     """
 
     baseline: str | None = None

@@ -99,7 +99,7 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
 
     Args:
         title: title of the ratios.
-        ratios: ratio of the times to the run that the others are compared with, and verdict, by run's number and phase.
+        ratios: ratio of the times to those that the others are compared with, and verdict, by run's number and phase.
     """
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
@@ -124,9 +124,6 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
     notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles, with_rates=True)]
     notes += wording.rate_notes(singles)
-    with_time = [(child, table) for child, table in lines if _timed(table)]
-    if ratios and sum(not _ratio(ratios, child, table) for child, table in with_time) > len(phases):
-        notes.append(f"no {title}: that run has no time of the same phase, size and batch")
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 

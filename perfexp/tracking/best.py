@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from perfexp.comparison import sweep_verdicts
@@ -10,7 +10,7 @@ from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import MODEL_AXES, label, varying
 from perfexp.summaries.wording import is_estimate, is_rate_estimate
 from perfexp.tracking.descriptions import metric_part
@@ -57,14 +57,13 @@ def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     Where points or models differ in their winners, they follow in parentheses. A sweep whose runs have no point in
     common has no tags.
     """
-    children = {child.job: child for child in sweep.children}
     found = sweep_verdicts.winners(sweep, records)
     fields = varying(one.key for one in found)
     texts: dict[str, dict[str, list[str]]] = {"best": {}, "best_ties": {}, "best_undecided": {}, "best_by": {}}
     for one in found:
         where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
-        runs = "; ".join(_axes(children[job], one) for job in one.ties)
-        best = {} if one.job is None else {"best": _axes(children[one.job], one)}
+        runs = "; ".join(_axes(axes, one) for axes in one.ties)
+        best = {} if one.best is None else {"best": _axes(one.best, one)}
         decided = {**best, "best_ties" if best else "best_undecided": runs}
         for name, text in {**decided, "best_by": _metric(one.measure)}.items():
             if text:
@@ -83,9 +82,9 @@ def _metric(measure: str) -> str:
     return _RATE if measure == "throughput" else f"{metric_part(measure)}/p50_ms"
 
 
-def _axes(child: SweepChild, of: Winner) -> str:
-    """The axes of a run, without that of its model if each model has a winner; the value alone of one group's axis."""
-    axes = {axis: text for axis, text in child.axes.items() if not (of.model and axis in MODEL_AXES)}
+def _axes(every: Mapping[str, str], of: Winner) -> str:
+    """The axes of a group, without its model if each model has a winner; the value alone of a single option's axis."""
+    axes = {axis: text for axis, text in every.items() if not (of.model and axis in MODEL_AXES)}
     if len(axes) == 1 and "." not in "".join(axes):
         return "".join(axes.values())
     return ", ".join(f"{axis}={text}" for axis, text in axes.items())

@@ -545,6 +545,68 @@ def test_a_sweep_is_one_side(tmp_path, capsys):
     assert "geometric mean over 2 models: device 1.3" in text
 
 
+@pytest.fixture
+def batches(tmp_path):
+    """Write a sweep over models and batch sizes; a record of None is missing, a status is that of a failed point."""
+
+    def write(models, sizes=(1, 8)):
+        children = []
+        for job, (model, (size, found)) in enumerate(
+            (model, one) for model, of_model in models.items() for one in zip(sizes, of_model, strict=True)
+        ):
+            axes = ({"model": model} if len(models) > 1 else {}) | {"batch_size": str(size)}
+            name = "-".join(axes.values())
+            children.append(SweepChild(job=job, name=name, directory=name, status=Status.FAILED, axes=axes))
+            (folder := tmp_path / "sweep" / name).mkdir(parents=True)
+            if found is None:
+                continue
+            is_timed = not isinstance(found, Status)
+            scale = found if is_timed else 1.0
+            one = made([[scale * factor for factor in FLAT]], plan={"model.name": model}, seed=job)
+            one.name, one.sweep = name, SweepMembership(uid="s", job=job, axes=axes)
+            for point in one.points:
+                point.key = msgspec.structs.replace(point.key, batch_size=size)
+                point.status = Status.OK if is_timed else found
+            (folder / "record.json").write_bytes(one.to_json())
+        sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
+        (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
+        return tmp_path / "sweep"
+
+    return write
+
+
+def test_a_sweep_is_compared_within_itself_at_each_point(batches, capsys):
+    folder = batches({"resnet18": [1.0, 4.0], "vgg16": [0.8, 6.0]})
+    assert commands.run(["compare", str(folder), "--metric", "device", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(side["source"], side["runs"]) for side in found["sides"]] == [
+        (f"{folder} model=resnet18 (2 runs)", ["resnet18-1", "resnet18-8"]),
+        (f"{folder} model=vgg16 (2 runs)", ["vgg16-1", "vgg16-8"]),
+    ]
+    assert {pair["key"]["batch_size"]: pair["word"] for pair in found["pairs"]} == {1: "FASTER", 8: "SLOWER"}
+    assert commands.run(["compare", str(folder)]) == 0
+    assert "B against A: model resnet18 → vgg16\n" in capsys.readouterr().out
+
+
+def test_failed_runs_of_a_sweep_leave_the_other_points(batches, capsys):
+    folder = batches({"resnet18": [1.0, 4.0, 9.0], "vgg16": [0.8, Status.OOM, None]}, (1, 8, 64))
+    assert commands.run(["compare", str(folder), "--metric", "device"]) == 0
+    text = capsys.readouterr().out
+    assert f"B  {folder} model=vgg16 (2 runs)\n" in text
+    assert text.count("▲ FASTER") == 1
+    assert "only on one side\n  A: " in text and "batch 8 (B: oom)\n" in text and "batch 64\n" in text
+    assert "runs without a record\n  B: vgg16-64 (failed)\n" in text
+
+
+def test_a_sweep_over_batch_sizes_alone_is_one_side(batches, capsys):
+    folder = batches({"resnet18": [1.0, 4.0]})
+    line = refused(capsys, folder)
+    assert f"{folder} is one side only: its runs differ in batch_size alone, and only equal points are" in line
+    assert "Sweep over something else as well, such as model=A,B" in line
+    (folder / "8" / "record.json").rename(folder / "kept.json")
+    assert "one side only" in refused(capsys, folder)
+
+
 def test_phases_have_a_geometric_mean_each(compared):
     sides = made([FLAT] * 4), made([[scale * factor for factor in FLAT] for scale in (1, 1, 2, 2)], seed=1)
     for side in sides:
