@@ -34,8 +34,8 @@ def swept(*runs):
     return Sweep(uid="sweep", name="algorithm", started="2026-01-01", children=children), records
 
 
-def grid(axes_and_factors, status=Status.OK):
-    """A sweep of runs of one point: for each run its axes and the factor of its times; None fails with `status`."""
+def grid(axes_and_factors):
+    """A sweep of runs of one point: for each run its axes and the factor of its times; None runs out of memory."""
     records, children = [], []
     for job, (axes, factor) in enumerate(axes_and_factors):
         name = "-".join(axes.values())
@@ -44,7 +44,7 @@ def grid(axes_and_factors, status=Status.OK):
         for point in found.points:
             point.key = msgspec.structs.replace(point.key, batch_size=int(axes.get("batch_size", 1)))
             if factor is None:
-                point.status, point.series = status, []
+                point.status, point.series = Status.OOM, []
         found.plan = {"model": {"name": axes.get("model", "resnet18")}, "algorithm": {"name": "default"}}
         found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes=axes)
         records.append(found)
