@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.comparison import record
 from perfexp.comparison import sweep_groups, sweep_verdicts
+from perfexp.comparison.pairing import FEATURES, Side
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
@@ -228,6 +229,14 @@ def test_only_axes_of_points_make_a_group(axes, names):
         SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run) for job, of_run in enumerate(axes)
     ]
     assert [group.name for group in sweep_groups.groups((child, None) for child in children)] == names
+
+
+def test_an_axis_of_points_does_not_name_them_twice():
+    _, [one] = grid(
+        [({"mode": "train", "mode.train.batch_size": "8", "execution.threads": "1", "cache": "flush"}, 1.0)]
+    )
+    assert Side.of("A", "run", [one]).features("mode") == {""}
+    assert Side.of("A", "run", [one]).measurements[0].features.keys() - {*FEATURES} == {"cache"}
 
 
 def test_runs_with_a_point_in_common_are_no_group():
