@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.comparison import record
 from perfexp.comparison import sweep_groups, sweep_verdicts
+from perfexp.comparison.pairing import FEATURES, Side
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
@@ -34,8 +35,8 @@ def swept(*runs):
     return Sweep(uid="sweep", name="algorithm", started="2026-01-01", children=children), records
 
 
-def grid(axes_and_factors, status=Status.OK):
-    """A sweep of runs of one point: for each run its axes and the factor of its times; None fails with `status`."""
+def grid(axes_and_factors):
+    """A sweep of runs of one point: for each run its axes and the factor of its times; None runs out of memory."""
     records, children = [], []
     for job, (axes, factor) in enumerate(axes_and_factors):
         name = "-".join(axes.values())
@@ -44,7 +45,7 @@ def grid(axes_and_factors, status=Status.OK):
         for point in found.points:
             point.key = msgspec.structs.replace(point.key, batch_size=int(axes.get("batch_size", 1)))
             if factor is None:
-                point.status, point.series = status, []
+                point.status, point.series = Status.OOM, []
         found.plan = {"model": {"name": axes.get("model", "resnet18")}, "algorithm": {"name": "default"}}
         found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes=axes)
         records.append(found)
@@ -228,6 +229,14 @@ def test_only_axes_of_points_make_a_group(axes, names):
         SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run) for job, of_run in enumerate(axes)
     ]
     assert [group.name for group in sweep_groups.groups((child, None) for child in children)] == names
+
+
+def test_an_axis_of_points_does_not_name_them_twice():
+    _, [one] = grid(
+        [({"mode": "train", "mode.train.batch_size": "8", "execution.threads": "1", "cache": "flush"}, 1.0)]
+    )
+    assert Side.of("A", "run", [one]).features("mode") == {""}
+    assert Side.of("A", "run", [one]).measurements[0].features.keys() - {*FEATURES} == {"cache"}
 
 
 def test_runs_with_a_point_in_common_are_no_group():

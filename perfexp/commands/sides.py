@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, one_of
+from perfexp.commands.app import RECORD, SWEEP, echo, one_of
 from perfexp.commands.show import refuse_unfinished
 from perfexp.comparison import comparability, named_baselines, sweep_groups
 from perfexp.comparison.judging import Settings
@@ -101,10 +101,19 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
 
 
 def _within(folder: Path) -> list[Side]:
-    """The groups of a sweep's runs as sides; raises `UserError` unless several have a record."""
+    """The groups of a sweep's runs as sides, without those that timed nothing if two or more did.
+
+    Raises:
+        UserError: fewer than two groups have a record.
+    """
     runs = _of_sweep(folder)
     every = sweep_groups.groups((child, record) for child, _, record in runs)
     groups = [group for group in every if group.records]
+    if sum(bool(group.timed) for group in groups) > 1:
+        groups = [group for group in groups if group.timed]
+        for group in every:
+            if not group.timed:
+                echo(f"left out, without a timed point: {group.name} of {folder}", err=True)
     if len(groups) < 2:
         axes = " and ".join(every[0].varying) if len(every) == 1 else ""
         raise UserError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfexp.comparison.pairing import KEY_FIELDS, POINT_AXES
-from perfexp.records.record import Record
+from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import SweepChild
 
 #: A run of a sweep with its record; None if it left none.
@@ -27,6 +27,13 @@ class Group:
     def records(self) -> list[Record]:
         """The records of the runs that left one."""
         return [record for _, record in self.runs if record]
+
+    @property
+    def timed(self) -> list[Record]:
+        """The records of the runs with a timed point."""
+        return [
+            one for one in self.records if any(point.key.is_timed and point.status is Status.OK for point in one.points)
+        ]
 
     @property
     def number(self) -> int:

@@ -237,16 +237,11 @@ def _contenders(sweep: Sweep, records: Sequence[Record]) -> list[_Contender]:
     """The groups of runs with a time."""
     found = []
     for group in sweep_groups.groups(paired(sweep, records)):
-        timed = [(child, one) for child, one in group.runs if one and _has_a_time(one)]
-        if timed:
-            side = Side.of(str(group.number), group.name, [one for _, one in timed])
-            jobs = {_place(point.key): child.job for child, one in timed for point in one.points}
+        if group.timed:
+            side = Side.of(str(group.number), group.name, group.timed)
+            jobs = {_place(point.key): child.job for child, one in group.runs if one for point in one.points}
             found.append(_Contender(group=group, side=side, jobs=jobs))
     return found
-
-
-def _has_a_time(record: Record) -> bool:
-    return any(point.series for point in record.points if point.key.is_timed)
 
 
 def _have_a_pair(first: Side, other: Side) -> bool:

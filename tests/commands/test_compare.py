@@ -598,6 +598,19 @@ def test_failed_runs_of_a_sweep_leave_the_other_points(batches, capsys):
     assert "runs without a record\n  B: vgg16-64 (failed)\n" in text
 
 
+def test_a_side_of_a_sweep_without_a_timed_point_is_left_out(batches, capsys):
+    folder = batches({"alexnet": [None, Status.OOM], "resnet18": [1.0, 4.0], "vgg16": [0.8, 6.0], "unet": [None, None]})
+    assert commands.run(["compare", str(folder), "--metric", "device", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [side["source"] for side in json.loads(printed.out)["sides"]] == [
+        f"{folder} model=resnet18 (2 runs)",
+        f"{folder} model=vgg16 (2 runs)",
+    ]
+    assert printed.err.splitlines() == [
+        f"left out, without a timed point: model={name} of {folder}" for name in ("alexnet", "unet")
+    ]
+
+
 def test_a_sweep_over_batch_sizes_alone_is_one_side(batches, capsys):
     folder = batches({"resnet18": [1.0, 4.0]})
     line = refused(capsys, folder)
