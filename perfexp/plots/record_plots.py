@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
 from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.records.estimates import is_narrow, is_narrow_rate
 from perfexp.records.growth import MEGAPIXEL, Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.processes import joined
@@ -23,8 +24,6 @@ from perfexp.summaries.wording import (
     find_metric,
     interval_of,
     interval_text,
-    is_narrow,
-    is_narrow_rate,
     median_text,
     percent,
     scaling_text,

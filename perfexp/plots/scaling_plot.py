@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel
+from perfexp.records.estimates import is_narrow_rate
 from perfexp.records.summary import Row
-from perfexp.summaries.wording import is_narrow_rate
 
 #: Line segments of a proportional rate.
 _SEGMENTS = 60

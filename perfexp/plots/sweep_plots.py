@@ -11,6 +11,7 @@ from perfexp.plots import scaling_plot
 from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
 from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
 from perfexp.records import units
+from perfexp.records.estimates import is_narrow
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
@@ -19,7 +20,7 @@ from perfexp.records.units import digits
 from perfexp.summaries.interval_scope import scope_text
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import bare_time, is_narrow
+from perfexp.summaries.wording import bare_time
 
 #: Meaning of the ratios at the ends of bars.
 _RATIO = (

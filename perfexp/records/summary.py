@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from perfexp.records import disturbances, growth, idleness, sampling
+from perfexp.records import disturbances, estimates, growth, idleness, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -59,7 +59,7 @@ class Row:
         selfcheck: date of the selfcheck by which the intervals of `time` of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
-        metrics: single figures of the point.
+        metrics: single figures of the point; those that are computed from an estimated time or rate are estimated.
         doubts: diagnostics of the point and of its statistics.
     """
 
@@ -135,7 +135,8 @@ def _rows(record: Record) -> list[Row]:
     in_turn = record.sweep is not None and record.sweep.level is not None
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
-    return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+    known = [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+    return [replace(each, metrics=estimates.marked(each)) for each in known]
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.records import units
+from perfexp.records import estimates, units
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
@@ -196,8 +196,7 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
     notes += metric_notes.speedups(record, rows, others)
-    if any(metric.estimated for metric in others):
-        notes.append("≈ estimated from what was measured, not itself measured")
+    notes += metric_notes.estimated(others, kinds)
     notes += metric_notes.energies(rows, others)
     if left_out:
         where = report if report == "below" else ", or ".join(filter(None, ("perfexp show DIR -v", report)))
@@ -225,7 +224,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 
 def _metric_text(row: Row, name: str) -> str:
     metric = wording.find_metric(row, name)
-    return wording.coverage_text(row) if name == wording.COVERAGE else wording.metric_text(metric)
+    if name == wording.COVERAGE:
+        return wording.coverage_text(row)
+    return wording.metric_text(metric, estimates.basis(row, name))
 
 
 def loads(record: Record) -> Grid | None:

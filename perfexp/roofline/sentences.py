@@ -14,14 +14,16 @@ _ABOVE = 1.02
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def pretty(value: float, unit: str, *, stated: bool = False) -> str:
+def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
     """A quantity with a decimal prefix: `8.10 TFLOP/s`.
 
-    A data sheet's figure (`stated`) has its own digits, up to four, and no trailing zeros.
+    A data sheet's figure (`stated`) has its own digits, up to four, and no trailing zeros; others are rounded to a
+    number of significant digits.
     """
+    value = value if stated else float(f"{value:.{significant - 1}e}")
     factor, prefix = next((scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, ""))
     number = value / factor
-    return f"{f'{number:.4g}' if stated else digits(number)} {prefix}{unit}"
+    return f"{f'{number:.4g}' if stated else digits(number, significant)} {prefix}{unit}"
 
 
 def meaning(roofline: Roofline, row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records import races, units
+from perfexp.records import estimates, races, units
 from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.record import Metric, Record
 from perfexp.records.summary import Row
@@ -26,6 +26,20 @@ def peaks(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
     of = f"in {precisions.pop()}" if len(precisions) == 1 else "in the precision of each point"
     texts = [f"{title} is of {peak} {of}" for name, (title, peak) in _PEAKS.items() if name in names]
     return ["; ".join(texts)] if texts else []
+
+
+def estimated(shown: Sequence[Metric], kinds: Sequence[str]) -> list[str]:
+    """Which metrics follow `≈` because their time or rate does, and that others are not measured themselves.
+
+    Args:
+        kinds: names of the points' representative times.
+    """
+    marked = {metric.name: metric for metric in shown if metric.estimated}
+    derived = [name for name in marked if name == estimates.WORK_RATE or name in estimates.LOOP_SHARES]
+    titles = ", ".join(wording.metric_title(marked[name], kinds) for name in derived)
+    notes = [f"≈ {titles}: computed from a figure that has ≈ itself"] if derived else []
+    others = "others are " if derived else ""
+    return notes + [f"≈ {others}estimated from what was measured, not itself measured"] * (len(marked) > len(derived))
 
 
 def energies(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
+from perfexp.records.estimates import WORK_RATE, is_narrow, is_narrow_rate
 from perfexp.records.growth import MEGAPIXEL, Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
@@ -21,7 +22,6 @@ METER_ACCURACY = "energy/meter_accuracy"
 #: Shares of the convolutions' FLOPs: by the requested algorithm, and those of them whose kernels are known to be its.
 COVERAGE, PROVEN = "algorithm/flops_share", "algorithm/proven_share"
 DATA_SHARE = "data_share"
-_RATE = "work/flops_per_second"
 
 #: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
 _COUNTED = {
@@ -157,38 +157,6 @@ def median_title(kinds: Sequence[str]) -> str:
     return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
 
 
-def is_narrow(row: Row) -> bool:
-    """Whether the interval of a row's time may be too narrow: one process with few effective samples, as is noted."""
-    return row.time is not None and row.time.median.low is not None and _has_few_samples(row)
-
-
-def _has_few_samples(row: Row) -> bool:
-    if row.time is None or row.processes > 1 or row.is_pooled or row.runs:
-        return False
-    is_noted = any(diagnostic.code == "too_few_samples" for diagnostic in row.doubts)
-    return is_noted and row.time.n / row.time.tau < estimators.FEW
-
-
-def is_narrow_rate(row: Row) -> bool:
-    """Whether the interval of a row's rate may be too narrow, as that of the row's time: both are of the same calls."""
-    rate = row.samples_per_second
-    if rate is None or rate.low is None or row.time_kind not in ("throughput", "latency"):
-        return False
-    is_of_time = row.time_kind == "throughput" or "throughput" not in row.times
-    return is_of_time and _has_few_samples(row)
-
-
-def is_estimate(row: Row, kind: str) -> bool:
-    """Whether the median of a row's time has no interval, or one that may be too narrow."""
-    return row.times[kind].median.low is None or (kind == row.time_kind and is_narrow(row))
-
-
-def is_rate_estimate(row: Row) -> bool:
-    """Whether the rate of a row has no interval, or one that may be too narrow."""
-    rate = row.samples_per_second
-    return rate is not None and (rate.low is None or is_narrow_rate(row))
-
-
 def row_rate_text(row: Row) -> str:
     """Return a row's rate as `rate_with_width` does, `≈` before it if its interval may be too narrow."""
     return f"{'≈ ' * is_narrow_rate(row)}{rate_with_width(row.samples_per_second)}"
@@ -252,11 +220,15 @@ def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
     return f"{have} of {estimators.samples_needed(number)} effective samples"
 
 
-def metric_text(metric: Metric | None) -> str:
-    """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value."""
+def metric_text(metric: Metric | None, basis: estimators.Interval | None = None) -> str:
+    """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value.
+
+    Args:
+        basis: time or rate that the metric is computed from, which limits its digits; None for a metric of its own.
+    """
     if metric is None or metric.value is None:
         return ""
-    figures = max(supported_digits(interval_of(metric)), 3)
+    figures = min(supported_digits(basis), 3) if basis else max(supported_digits(interval_of(metric)), 3)
     text = _with_unit(metric, metric.value, figures)
     if metric.low is not None and metric.high is not None:
         ends = _ends_text(_with_unit(metric, metric.low), _with_unit(metric, metric.high))
@@ -268,11 +240,11 @@ def _with_unit(metric: Metric, value: float, figures: int = 3) -> str:
     """Return a value of a metric, or an end of its interval, in the unit that suits its size.
 
     Args:
-        figures: significant digits of seconds, joules and ratios.
+        figures: significant digits of seconds, joules and ratios; counts have three at most.
     """
     unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
     if unit is not None:
-        return pretty(value, unit).rstrip()
+        return pretty(value, unit, significant=min(figures, 3)).rstrip()
     if metric.name in _SHARES:
         return percent(value)
     if metric.unit == "seconds":
@@ -295,7 +267,7 @@ def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     Args:
         kinds: names of the points' representative times, by which the rate of work is.
     """
-    if metric.name == _RATE:
+    if metric.name == WORK_RATE:
         return f"FLOP/s at {median_title(kinds)}"
     return _TITLES.get(metric.name) or metric.name.removesuffix(f"_{metric.unit}")
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
+from perfexp.records.estimates import is_estimate, is_rate_estimate
 from perfexp.records.growth import scalings
 from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.units import prettify
 from perfexp.statistics import blockwise
-from perfexp.summaries.wording import is_estimate, is_rate_estimate, percentile, service_time
+from perfexp.summaries.wording import percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320

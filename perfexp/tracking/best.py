@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
+from perfexp.records.estimates import is_estimate, is_rate_estimate
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import MODEL_AXES, label, varying
-from perfexp.summaries.wording import is_estimate, is_rate_estimate
 from perfexp.tracking.descriptions import metric_part
 
 #: Times of a call that can be best.

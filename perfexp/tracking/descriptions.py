@@ -13,6 +13,7 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
+from perfexp.records.estimates import is_estimate
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
@@ -21,7 +22,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, is_estimate, median_text, row_rate_text
+from perfexp.summaries.wording import bare_time, median_text, row_rate_text
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
 NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000

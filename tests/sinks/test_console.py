@@ -19,6 +19,7 @@ from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.wording import metric_text, metric_title
+from perfexp.tables import csv_tables
 
 
 class Terminal(io.StringIO):
@@ -450,6 +451,37 @@ def test_a_metric_that_some_points_lack_says_at_how_many(build: Builder) -> None
     points = [build.point(batch=batch, metrics=[metric]) for batch, metric in enumerate(metrics, 1)]
     assert "  no accuracy at 1 of 2 points: no labels\n" in shown(build, *points)
     assert "  no accuracy: no labels\n" in shown(build, points[1])
+
+
+def test_metrics_of_an_estimated_time_or_rate_are_estimated_with_its_digits(build: Builder) -> None:
+    metrics = [
+        Metric(name="work/flops_per_second", value=3.574e9, unit="1/s"),
+        Metric(name="mfu", value=0.62, unit="1"),
+        Metric(name="work/flops", value=1.234e9, unit="1"),
+    ]
+    text = shown(build, build.point(n=5, metrics=metrics))
+    assert re.search(r" ≈ 3.57 GFLOP/s +≈ 62 % ", text)
+    assert "  ≈ FLOP/s at latency p50, MFU at samples/s: computed from a figure that has ≈ itself\n" in text
+    assert "estimated from what was measured" not in text
+    assert "1.23 GFLOP\n" in text
+    sure = shown(build, build.point(n=400, metrics=metrics))
+    assert re.search(r"[^≈] 3.57 GFLOP/s +62 % ", sure)
+    assert "computed from a figure" not in sure
+
+
+def test_a_rate_of_work_has_no_more_digits_than_its_time(build: Builder) -> None:
+    metric = Metric(name="work/flops_per_second", value=357.4e9, unit="1/s")
+    points = [build.point(0.06 * (1 + 0.1 * replicate), replicate=replicate, metrics=[metric]) for replicate in (0, 1)]
+    assert re.search(r" 340 GFLOP/s\n", shown(build, *points))
+    few = build.point(n=16, noise=5e-3, metrics=[metric])
+    few.series[0].stop = Stop(reason="max_seconds", target=0.01, achieved=0.001)
+    assert re.search(r" ≈ 357 GFLOP/s\n", shown(build, few)), "its interval may be too narrow"
+
+
+def test_an_estimated_basis_is_marked_in_the_table_of_points_too(build: Builder) -> None:
+    metrics = [Metric(name="mfu", value=0.62, unit="1"), Metric(name="work/flops", value=1e9, unit="1")]
+    [line] = csv_tables.overall(build.record(build.point(n=5, metrics=metrics)))
+    assert line["estimated"] == "mfu"
 
 
 @pytest.mark.parametrize(("engine", "is_noted"), [("cudnn.winograd_nonfused", True), ("cudnn.gemm", False)])

@@ -15,11 +15,11 @@ from builders import Builder
 from perfexp.plots import drawing, record_plots, report_page, strips, sweep_plots
 from perfexp.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, dotted, unit_of
 from perfexp.plots.plotly_figures import of_plot
+from perfexp.records.estimates import is_narrow
 from perfexp.records.record import Metric, Point, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
-from perfexp.summaries.wording import is_narrow
 
 
 def size_of(png: bytes) -> tuple[int, int]:
