@@ -423,7 +423,9 @@ def test_energy_varies_as_its_windows_and_as_the_times_of_the_processes():
     assert (pair.word, pair.low) == ("UNDECIDED", None)
 
 
-@pytest.mark.parametrize(("widths", "within"), [((0.1, 0.01), (0.1**2 + 0.01**2) / 4), ((None, 0.01), None)])
+@pytest.mark.parametrize(
+    ("widths", "within"), [((0.1, 0.01), (math.atanh(0.1) ** 2 + math.atanh(0.01) ** 2) / 4), ((None, 0.01), None)]
+)
 def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widths, within):
     made = named("one", points=[(1.0, 1.001)])
     for point, value, width in zip(made.points, (1.0, 4.0), widths, strict=True):

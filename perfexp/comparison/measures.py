@@ -126,7 +126,7 @@ def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
 
 
 def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
-    widths = [width for one in processes if (width := one.relative_half_width) is not None]
+    widths = [width for one in processes if (width := one.log_half_width) is not None]
     within = sum((width / Z95) ** 2 for width in widths) / len(widths) ** 2 if len(widths) == len(processes) else None
     is_usable = all(value > 0 for run in earlier for value in run)
     values = tuple(one.value for one in processes)
