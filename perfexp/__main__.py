@@ -10,6 +10,7 @@ from perfexp.cli import usage
 from perfexp.cli.completion import QUERY, candidates
 from perfexp.cli.flags import CONFIG_DIR, flag_values
 from perfexp.cli.usage import COMMANDS
+from perfexp.errors import UserError
 from perfexp.host import crash_report, interrupts, streams
 from perfexp.host.installation import conf_dir
 
@@ -38,7 +39,11 @@ def dispatch(arguments: list[str]) -> int:
             return 0
         if usage.is_asked_for(arguments):
             folders = [conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
-            print(usage.text(folders, arguments))
+            try:
+                print(usage.text(folders, arguments))
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return error.exit_code
             return 0
         if "--version" in arguments:
             print(f"perfexp {__version__}")

@@ -45,6 +45,23 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
 
 
 @pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("busy_host", "busy_host (warning): other processes used … of … CPU cores"),
+        ("compare", "perfexp compare --help explains it."),
+    ],
+)
+def test_help_explains_a_code_and_names_where_a_command_is_explained(topic, words, capsys):
+    assert dispatch(["help", topic]) == 0
+    assert capsys.readouterr().out.startswith(words)
+
+
+def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
+    assert dispatch(["help", "busyhost"]) == 2
+    assert "Did you mean busy_host?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argument", "told"),
     [
         ("model=resnet51", "resnet50"),

@@ -238,9 +238,9 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
     assert scope_notes(rows) == [
-        "± this machine at 1 of 3 points: another run, by the processes of its selfcheck of 2026-01-01",
-        "± this machine at 2 of 3 points: another run, by the processes that measured 1 point, which differ by 1.0 % "
-        "in latency",
+        "± this machine at 1 of 3 points: another run soon after, by the processes of its selfcheck of 2026-01-01",
+        "± this machine at 2 of 3 points: another run soon after, by the processes that measured 1 point, which differ "
+        "by 1.0 % in latency",
     ]
 
 
@@ -510,7 +510,7 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert single.startswith("± one process: another run")
     [alone, widened] = scope_notes([first, earlier])
     assert alone.startswith("± one process at 1 of 2 points: another run")
-    sources = "by 2 earlier runs of it and its one process"
+    sources = "by 2 earlier runs of its plan and its one process"
     assert widened == f"± this machine at 1 of 2 points: another run of the same command, {sources}"
     [widened] = scope_notes([earlier])
     assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
@@ -548,12 +548,14 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     [first] = summary.rows(make_record(points=[point(0.01)]))
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
-    assert note.startswith("± this machine: another run, by the processes that measured 1 point, which differ by 1.0 %")
+    assert note.startswith(
+        "± this machine: another run soon after, by the processes that measured 1 point, which differ by 1.0 %"
+    )
     [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
     assert pooled_note.endswith("by the processes that measured 1 point, which differ by 1.0 % in latency")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
-    assert rest.startswith("± this machine at 1 of 2 points: another run of the same command (3 processes")
+    assert rest.startswith("± this machine at 1 of 2 points: another run soon after (3 processes")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+
+from perfexp.errors import UserError, did_you_mean
 
 #: Width of a terminal, in characters.
 _WIDTH = 80
@@ -79,8 +82,8 @@ and estimated time without measuring, --config-dir DIR adds your own options, -v
 prints all metrics and the notes, --json prints results as JSON, --overwrite
 replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
 runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
-explains a command, and `perfexp help keys` all options and keys; README.md has
-the rest."""
+explains a command, `perfexp help keys` all options and keys, and `perfexp help
+busy_host` the code of a warning; README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -94,8 +97,11 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
             options.setdefault(file.parent.name, set()).add(file.stem)
-    if [*arguments[:2]] == ["help", _KEYS]:
+    topic = arguments[1] if [*arguments[:1]] == ["help"] and len(arguments) > 1 else ""
+    if topic == _KEYS:
         return "\n".join(_details(options, folders[0] / "config.yaml"))
+    if topic and not topic.startswith("-"):
+        return _topic(topic)
     width = max(map(len, _COMMANDS)) + 2
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
     commands = [
@@ -106,6 +112,21 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     settings = [f"  {words:<38}{about}" for words, about in _SETTINGS.items()]
     names = _filled("Groups", sorted(options)), _filled("Keys", _names(folders[0] / "config.yaml"))
     return "\n".join([_HEADER, "", *examples, "", *commands, "", *names, *settings, _FOOTER])
+
+
+def _topic(topic: str) -> str:
+    """What a command or the code of a diagnostic means; raises UserError for anything else."""
+    from perfexp.records.diagnostics import DIAGNOSTICS  # the overview does without
+
+    if topic in COMMANDS:
+        return f"perfexp {topic} --help explains it."
+    if topic not in DIAGNOSTICS:
+        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS))
+        raise UserError(f"There is no help on {topic}. {known} perfexp help lists commands and settings.")
+    rule = DIAGNOSTICS[topic]
+    message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))
+    lines = (f"{topic} ({rule.severity}): {message}", f"help: {remedy}", "All codes: docs/reference/diagnostics.md")
+    return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
 
 
 def _filled(title: str, names: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from perfexp.comparison.reproduction import EXIT_CODES, Outcome, Reproduction
 from perfexp.devices import nvml
 from perfexp.devices.cpu import processor_name
 from perfexp.diagnosis import environment
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
@@ -235,10 +235,12 @@ def _device(record: Record) -> dict[str, Any]:
     if kind == "cpu":
         return {"kind": "cpu", "name": processor_name()}
     boards: list[dict[str, Any]] = []
-    with suppress(PerfexpError):
+    with suppress(Exception):  # no library, no driver
         boards = nvml.all_boards()["boards"] if kind == "cuda" and not rocm else []
     same = sorted((one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid))
     own = next(iter([*same, *boards]), None)
+    if own is None and kind == "cuda" and not rocm:
+        return {"kind": "cpu", "name": processor_name()}  # what gpu=auto would open
     return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]} if own else {}
 
 

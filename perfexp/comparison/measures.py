@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call, summary_of
+from perfexp.records import estimates
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call
 from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
-from perfexp.records.summary import TIME_KINDS, series_of_processes
-from perfexp.statistics import blockwise, estimators, variance
+from perfexp.records.summary import TIME_KINDS, Row, rows, series_of_processes
+from perfexp.statistics import blockwise, variance
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.estimators import Interval, percentile_interval
 from perfexp.statistics.ratios import Repeats
@@ -63,11 +64,11 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
             points.setdefault(without_replicate(point.key), []).append(point)
     found = {key: _metrics(of) for key, of in points.items() if any(point.key == key for point in of)}
     earlier = {(time.key, time.time): time for time in record.earlier}
+    shown = {row.key: row for row in rows(record)}
     for key, name, series in series_of_processes(record):
         if key in found:
             history = earlier.get((key, name)) or EarlierTime(key=key, time=name, runs=[])
-            is_few = any(doubt.code == "too_few_samples" for point in points[key] for doubt in point.doubts)
-            times = _times(name, series, history.runs, samples_per_call(points[key][0]), is_few=is_few)
+            times = _times(name, series, history.runs, samples_per_call(points[key][0]), row=shown.get(key))
             is_known = len(history.uids) == len(history.runs)
             uids = (*(history.uids if is_known else [""] * len(history.runs)), record.uid)
             found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
@@ -91,19 +92,18 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
 
 
 def _times(
-    name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int, *, is_few: bool
+    name: str, series: list[Series], runs: list[list[tuple[float, float]]], samples: int, *, row: Row | None
 ) -> dict[str, Repeats]:
     """The figures of one kind of time, with earlier runs, for a number of samples per call.
 
     Args:
-        is_few: whether a kind of time of the point has too few effective samples.
+        row: the point in tables, which mark the same figures as estimates.
     """
     found = {}
-    alone = summary_of(series[0], ()) if is_few and len(series) == 1 and not runs else None
-    is_estimate = alone is not None and alone.n / alone.tau < estimators.FEW
     if name != "throughput":
         medians = [blockwise.block_median(blocks_of(one)) for one in series]
         repeats = _repeats(medians, [[median for median, _ in run] for run in runs])
+        is_estimate = row is not None and name in row.times and estimates.is_estimate(row, name)
         found[name] = replace(repeats, is_estimate=is_estimate or repeats.is_estimate)
     if name == "latency":
         found["p95"] = _percentiles(series, found[name])
@@ -112,6 +112,7 @@ def _times(
         means = _repeats(processes, [[mean for _, mean in run] for run in runs])
         rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier) if min(run) > 0]
         if min(means.values) > 0:
+            is_estimate = row is not None and estimates.is_rate_estimate(row)
             means = replace(means, is_estimate=is_estimate or means.is_estimate)
             found["throughput"] = replace(means, values=rates[0], earlier=tuple(rates[1:]))
     return found

@@ -163,7 +163,9 @@ class EnergyProcedure:
             others.append(("pace of the device", queued.power))
         doubts = [*self.detected.doubts, *_of_all(power, others)]
         if queued is not None or another_pace(call_seconds, clean):
-            doubts.append(diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued)))
+            is_captured = queued is None or isinstance(queued, Plateau)
+            advice = "a larger batch" + " or execution.cuda_graph=true" * is_captured
+            doubts.append(diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued), advice=advice))
         return Energy(metrics=metrics, facts=facts, doubts=doubts)
 
     def _tracks(self) -> list[Track]:

@@ -37,7 +37,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
         "measure in a fresh process: perfexp.measure('module:name')",
     ),
-    "too_few_samples": _note("{n} samples ({effective:.0f} effective): {reached}", "{advice}"),
+    "too_few_samples": _note("{n} samples ({effective} effective): {reached}", "{advice}"),
     "drift": _warning(
         "the median moved by {relative:+.1%} from the first third of the samples to the last",
         "use a longer warm-up (stopping.steady=thermal), and check what else changes on the machine",
@@ -290,7 +290,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "energy_pace": _note(
         "the energy of a call depends on its pace: {paces}",
-        "compare energies at one pace; a larger batch or execution.cuda_graph=true brings loop and device together",
+        "compare energies at one pace; {advice} brings loop and device together",
     ),
     # --- batch sizes ---
     "largest_batch_open": _note(

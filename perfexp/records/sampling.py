@@ -40,7 +40,8 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
     if achieved is None or (target is not None and narrow * achieved > target):
         reached = _reached(achieved, target)
         advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
-        found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
+        whole = int(effective)
+        found.append(diagnostics.make("too_few_samples", n=time.n, effective=whole, reached=reached, advice=advice))
     return found
 
 

@@ -119,7 +119,19 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
     shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
     cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
-    return Grid([*columns, Column("data share of means", cells)]).without_empty()
+    return Grid([*columns, Column("data share of means", cells)], _phases_notes(split)).without_empty()
+
+
+def _phases_notes(split: Sequence[Row]) -> list[str]:
+    """Whose times the phases are, and how much of the whole they add up to."""
+    ratios = [one.value for row in split if (one := wording.find_metric(row, "phases_over_whole")) and one.value]
+    if not ratios:
+        return []
+    least, most = wording.percent(min(ratios)), wording.percent(max(ratios))
+    return [
+        "medians of a pass of their own, one phase after the other; their sum is "
+        f"{least if least == most else f'{least} to {most}'} of a call without that pass"
+    ]
 
 
 def epochs(record: Record) -> Grid | None:

@@ -87,19 +87,19 @@ def _of_one_process(rows: Sequence[Row], where: str) -> str:
 def _of_runs(rows: Sequence[Row], where: str) -> str:
     earlier, spread = units.counted(min(row.runs for row in rows), "earlier run"), _spread_text(rows)
     processes = f" and its processes{spread}" if spread else " and its one process"
-    return f"± this machine{where}: another run of the same command, by {earlier} of it{processes}"
+    return f"± this machine{where}: another run of the same command, by {earlier} of its plan{processes}"
 
 
 def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
     dates = " and ".join(dict.fromkeys(row.selfcheck for row in rows if row.selfcheck))
-    return f"± this machine{where}: another run, by the processes of its selfcheck of {dates}"
+    return f"± this machine{where}: another run soon after, by the processes of its selfcheck of {dates}"
 
 
 def _of_points(rows: Sequence[Row], where: str) -> str:
     """The words for points of one process; `rows` are all, of which those of several processes widened them."""
     anchors = [row for row in rows if row.processes > 1]
-    points = units.counted(len(anchors), "point")
-    return f"± this machine{where}: another run, by the processes that measured {points}{_spread_text(anchors)}"
+    points = f"{units.counted(len(anchors), 'point')}{_spread_text(anchors)}"
+    return f"± this machine{where}: another run soon after, by the processes that measured {points}"
 
 
 def _of_processes(rows: Sequence[Row], where: str) -> str:
@@ -107,7 +107,9 @@ def _of_processes(rows: Sequence[Row], where: str) -> str:
     runs = min(row.runs for row in rows)
     few = f"; {_TWO_PROCESSES}" if counts == "2" and not runs else ""
     more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
-    return f"± this machine{where}: another run of the same command ({counts} processes{_spread_text(rows)}{more}){few}"
+    which = "of the same command" if runs else "soon after"
+    of_run = f"{counts} processes{_spread_text(rows)}{more}"
+    return f"± this machine{where}: another run {which} ({of_run}){few}"
 
 
 #: Whom intervals hold for, the least first.

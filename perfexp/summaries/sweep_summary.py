@@ -137,7 +137,7 @@ def in_a_line(record: Record) -> str:
     by_phase = _by_phase(record)
     parts = []
     for table in by_phase:
-        rate = wording.rate_text(timed[0].samples_per_second) if len(timed := _timed(table)) == 1 else ""
+        rate = wording.bare_rate(timed[0]) if len(timed := _timed(table)) == 1 else ""
         words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")

@@ -157,6 +157,11 @@ def median_title(kinds: Sequence[str]) -> str:
     return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
 
 
+def bare_rate(row: Row) -> str:
+    """Return a row's rate without its interval, `≈` before an estimate."""
+    return f"{'≈ ' * is_narrow_rate(row)}{rate_text(row.samples_per_second)}"
+
+
 def row_rate_text(row: Row) -> str:
     """Return a row's rate as `rate_with_width` does, `≈` before it if its interval may be too narrow."""
     return f"{'≈ ' * is_narrow_rate(row)}{rate_with_width(row.samples_per_second)}"

@@ -103,6 +103,7 @@ def test_a_point_that_fails_now_differs(run, slowed):
     [
         ({"perfexp": "0.0.1"}, "perfexp: 0.0.1 → "),
         ({"device": {"kind": "cpu", "name": "Another CPU"}}, "device: Another CPU"),
+        ({"device": {"kind": "cuda", "name": "Another GPU", "uuid": "GPU-1"}}, "device: Another GPU"),
     ],
 )
 def test_another_machine_or_version_is_not_comparable_and_nothing_is_measured(run, changed, reason):
