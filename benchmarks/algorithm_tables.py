@@ -62,7 +62,9 @@ def cells(folders: list[Path]) -> Iterator[Cell]:
     for folder in folders:
         for path in sorted(folder.rglob("record.json")):
             record = Record.load(path)
-            yield from (Cell(path, record, point) for point in record.points if point.key.phase in PHASES)
+            for point in record.points:
+                if point.key.phase in PHASES and not point.key.replicate and point.status is Status.OK:
+                    yield Cell(path, record, point)
 
 
 def row(cell: Cell, commit: str, records: str) -> dict[str, Any]:
@@ -103,19 +105,23 @@ def row(cell: Cell, commit: str, records: str) -> dict[str, Any]:
 
 def fill(found: list[Cell], commit: str) -> None:
     """Replace the rows of the data files, and store the records."""
+    written: dict[Path, bytes] = {}
     for precision in sorted({cell.point.key.precision for cell in found}):
-        measured = sorted(
-            (cell for cell in found if cell.point.key.precision == precision), key=lambda cell: cell.order
-        )
-        together = {cell.path.parent.name: json.loads(cell.path.read_text("utf-8")) for cell in measured}
+        known = [cell for cell in found if cell.point.key.precision == precision and cell.names[1] in ALGORITHMS]
+        measured = sorted(known, key=lambda cell: cell.order)
+        together = {
+            "-".join((*cell.names, cell.record.uid)): json.loads(cell.path.read_text("utf-8")) for cell in measured
+        }
         content = json.dumps(together, sort_keys=True).encode()
         sha256 = hashlib.sha256(content).hexdigest()
-        (results.FOLDER / "records" / f"{sha256}.json.xz").write_bytes(lzma.compress(content, preset=9))
+        written[results.FOLDER / "records" / f"{sha256}.json.xz"] = lzma.compress(content, preset=9)
         for phase, word in PHASES.items():
-            file = results.FOLDER / f"algorithms-{word}-{precision}.json"
-            claim = results.parse(file.read_text("utf-8"))
-            claim["rows"] = [row(cell, commit, sha256) for cell in measured if cell.point.key.phase == phase]
-            file.write_text(results.dump(claim), "utf-8")
+            if rows := [row(cell, commit, sha256) for cell in measured if cell.point.key.phase == phase]:
+                file = results.FOLDER / f"algorithms-{word}-{precision}.json"
+                claim = {**results.parse(file.read_text("utf-8")), "rows": rows}
+                written[file] = results.dump(claim).encode()
+    for file, content in written.items():
+        file.write_bytes(content)
 
 
 class Race(NamedTuple):

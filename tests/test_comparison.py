@@ -349,7 +349,7 @@ def test_a_higher_rate_is_faster():
             (1.0, 1.001, 0.999),
             300,
             False,
-            "p95 is the mean of the processes' own; perfexp show A has the p95 of all",
+            "p95 is the mean of the processes' own; perfexp show DIR has that of all",
         ),
     ],
 )

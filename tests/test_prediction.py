@@ -11,6 +11,7 @@ from perfexp.prediction import gaussian_process, selection, skill
 from perfexp.prediction.conformal import NORMAL_FACTOR, Calibration, calibrate
 from perfexp.prediction.gaussian_process import GRID, Curve, predict
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
+from perfexp.records.record import Status
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import Subject
 
@@ -118,8 +119,20 @@ def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_co
     assert curve.folder == folder / "4"
     whole = folder / "whole"
     whole.mkdir()
-    (whole / "record.json").write_bytes(make_record(uid="9", batches=(1, 2, 4, 8), ended=ended).to_json())
-    assert len([curve for curve in corpus.find_curves([folder]) if curve.quantity == "time"]) == 2
+    record = make_record(uid="9", batches=(1, 2, 4, 8), ended="2026-01-01T00:00:00.000+00:00")
+    (whole / "record.json").write_bytes(record.to_json())
+    of_time = [curve for curve in corpus.find_curves([folder]) if curve.quantity == "time"]
+    assert [curve.folder.name for curve in of_time] == ["whole", "4"]  # a whole curve comes first, though it is older
+
+
+def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, tmp_path):
+    for number, size in enumerate((64, 128, 224, 512, 256)):
+        run = tmp_path / str(number)
+        run.mkdir()
+        failing = {512: Status.OOM} if size == 512 else {}
+        (run / "record.json").write_bytes(make_record(uid=str(number), sizes=(size,), failing=failing).to_json())
+    [curve] = [curve for curve in corpus.find_curves([tmp_path]) if curve.quantity == "time"]
+    assert (len(curve.values), curve.out_of_memory) == (4, {((512, 512), 1)})
 
 
 def test_shuffled_values_leave_no_skill_and_unseen_values_change_no_prediction():

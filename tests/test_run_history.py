@@ -11,12 +11,17 @@ from scipy import stats
 from perfexp import commands
 from perfexp.devices.fake import FakeDevice
 from perfexp.orchestration import run_history
-from perfexp.records.record import Record
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Record, Series
 from perfexp.records.summary import rows
 
 COMMAND = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "tracking=none", "ttfp=false")
 #: Factors on the device's times of the runs 0, 1, ….
 FACTORS = np.exp(np.random.default_rng(2).normal(0, 0.05, 6)).tolist()
+
+
+#: Codes of other work, which the tests empty.
+DISTURBED = run_history._DISTURBED
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +125,23 @@ def test_no_more_runs_are_remembered_than_the_limit(measure, monkeypatch):
     monkeypatch.setattr(run_history, "_MOST_RUNS", 3)
     runs = [row_of(measure()).runs for _ in range(6)]
     assert runs == [0, 0, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("code", sorted(DISTURBED))
+def test_each_code_of_other_work_disturbs_the_times_of_its_point(code, make_record, monkeypatch):
+    monkeypatch.setattr(run_history, "_DISTURBED", DISTURBED)
+    record = make_record(sizes=(64, 128), doubts=[])
+    if code == "pace_changed":  # is seen from the times
+        waiting = record.points[1].find_series("latency") or record.points[1].series[0]
+        pipelined = [2 * value for value in waiting.samples]
+        record.points[1].series = [
+            Series(name=name, samples=samples)
+            for name, samples in (("throughput", pipelined), ("latency", waiting.samples))
+        ]
+    else:
+        record.points[1].doubts = [Diagnostic(code=code, message="", help="")]
+    times = run_history._times(record)
+    assert {(time.key.input_size[0], time.disturbed) for time in times} == {(64, False), (128, True)}
 
 
 @pytest.mark.slow

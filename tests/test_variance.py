@@ -192,7 +192,10 @@ def test_an_interval_that_is_long_on_one_side_is_not_stretched_beyond_its_ends()
     assert three.low > wide.low
 
 
-def test_an_interval_that_includes_0_reaches_as_far_down_by_ratio_as_up():
-    assert Interval(value=2.0, low=0.0, high=4.0).log_half_width == pytest.approx(math.log(2))
+def test_the_width_in_logarithms_grows_with_the_interval_also_beyond_0():
+    ends = [(1 - width, 1 + width) for width in (0.01, 0.5, 0.9, 0.999, 1.0, 1.5)]
+    widths = [Interval(value=1.0, low=low, high=high).log_half_width for low, high in ends]
+    assert widths == sorted(widths)
+    assert widths[-1] < 2
     assert Interval(value=0.0, low=0.0, high=4.0).log_half_width is None
     assert Interval(value=2.0, low=1.98, high=2.02).log_half_width == pytest.approx(0.01, rel=1e-3)

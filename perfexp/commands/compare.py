@@ -61,6 +61,8 @@ def compare(
         echo(compared.to_json().decode().rstrip())
     else:
         print_comparison(compared)
+        if metric and (lacking := [one for one in settings.measures if one not in {p.measure for p in compared.pairs}]):
+            echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
         for file in targets.values():
             echo(f"wrote {file}")
     if log:

@@ -134,11 +134,16 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
             fits = f"at most batch {point['largest_batch']} fits" if point["largest_batch"] else "no sample fits"
             lines.append(f"  {fits} in {capacity}")
     predicted = [point for point in traced["points"] if "categories" in point]
-    if any(not (point["workspaces"] or {}).get("known") for point in predicted):
+    if any(_lacks_workspaces(point["workspaces"]) for point in predicted):
         lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
     if any(not point["capacity_bytes"] for point in predicted):
         lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
-    console.show_lines("memory, traced without a device", lines)
+    console.show_lines("memory, traced", lines)
+
+
+def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
+    """Whether a peak lacks all workspaces of its convolutions; unknown ones count as lacking."""
+    return workspaces is None or bool(workspaces["convolutions"] and not workspaces["known"])
 
 
 def _workspaces_text(workspaces: Mapping[str, Any] | None) -> list[str]:

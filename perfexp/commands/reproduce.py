@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -234,13 +234,16 @@ def _device(record: Record) -> dict[str, Any]:
     )
     if kind == "cpu":
         return {"kind": "cpu", "name": processor_name()}
-    boards: list[dict[str, Any]] = []
-    with suppress(Exception):  # no library, no driver
-        boards = nvml.all_boards()["boards"] if kind == "cuda" and not rocm else []
+    boards, is_absent = list[dict[str, Any]](), False
+    if kind == "cuda" and not rocm:
+        try:
+            boards, is_absent = nvml.all_boards()["boards"], True
+        except Exception as error:  # without the driver's library there is no board; others are unknown
+            is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
     same = sorted((one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid))
     own = next(iter([*same, *boards]), None)
-    if own is None and kind == "cuda" and not rocm:
-        return {"kind": "cpu", "name": processor_name()}  # what gpu=auto would open
+    if own is None and is_absent:
+        return {"kind": "cpu", "name": processor_name()}
     return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]} if own else {}
 
 

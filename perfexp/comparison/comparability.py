@@ -264,6 +264,7 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
     shown = (named or places)[:_SHOWN]
     leaves = {place.rpartition(".")[2] for place in shown}
     is_named = len(leaves) > 1 or not (named or shown[0] in (*fact.environment, *fact.plan))  # not `model 0.1`
+    is_named |= any(isinstance({**known, **settings}.get(place), bool) for place in shown)  # what is switched
     return _text(known | settings, shown, is_named), _text(other_known | other_settings, shown, is_named)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -139,7 +138,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
     notes = [
-        *_figure_notes(comparison.sides[0], pairs),
+        *_figure_notes(pairs),
         *undecided.remedies(side, pairs),
         *_clock_note(pairs),
         *_means(comparison, side),
@@ -163,7 +162,7 @@ def _own(pair: Compared, value: float, is_estimated: bool) -> str:
     return f"{'≈ ' * is_estimated}{figure(value, pair.unit)}"
 
 
-def _figure_notes(baseline: SideFacts, pairs: Sequence[Compared]) -> list[str]:
+def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
     notes = (
         [f"≈ without an interval of its own that can be trusted: {TOO_FEW}"]
@@ -171,9 +170,7 @@ def _figure_notes(baseline: SideFacts, pairs: Sequence[Compared]) -> list[str]:
         else []
     )
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
-        is_one = len(baseline.runs) == 1 and not baseline.missing and ":" not in baseline.source
-        run = shlex.quote(baseline.source) if is_one else "of a run's folder"
-        notes.append(f"p95 is the mean of the processes' own; perfexp show {run} has the p95 of all their calls")
+        notes.append("p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run")
     if undefined := [pair for pair in pairs if pair.ratio is None]:
         names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
@@ -206,7 +203,8 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     )
     joined = ", ".join(text.removesuffix(", no interval") for text in texts)
     few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
-    return [f"geometric mean over {units.counted(models, 'model')}: {joined}{few}"]
+    points = units.counted(max(mean.pairs for mean in means), "point")
+    return [f"geometric mean over {points} of {units.counted(models, 'model')}: {joined}{few}"]
 
 
 def ratio_of(pair: Compared) -> str:
@@ -263,7 +261,7 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
             Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
             Column("share", (percent(line.share) for line in lines)),
-            *([Column("kernels", map(kernels_of, lines), prose=True)] if has_kernels else []),
+            *(_kernel_columns(comparison.sides[0].name, side.name, lines) if has_kernels else []),
         ],
         explained(comparison, side),
     )
@@ -289,8 +287,20 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
 
 def kernels_of(line: LayerDifference) -> str:
     """The kernels of a layer on both sides, `gemm → winograd`, or once where they are the same."""
-    texts = [", ".join(kernels[:_MOST_KERNELS]) for kernels in (line.baseline_kernels, line.other_kernels)]
-    return texts[0] if texts[0] == texts[1] else f"{texts[0] or 'none'} → {texts[1] or 'none'}"
+    before, after = _kernels(line)
+    return before if before == after else f"{before} → {after}"
+
+
+def _kernels(line: LayerDifference) -> tuple[str, str]:
+    before, after = (", ".join(own[:_MOST_KERNELS]) for own in (line.baseline_kernels, line.other_kernels))
+    return before or "none", after or "none"
+
+
+def _kernel_columns(baseline: str, other: str, lines: Sequence[LayerDifference]) -> Iterator[Column]:
+    """A column for the kernels of each side, since a narrow table cuts long cells."""
+    pairs = list(map(_kernels, lines))
+    yield Column(f"kernels of {baseline}", (before for before, _ in pairs), prose=True)
+    yield Column(f"kernels of {other}", ("the same" if one == two else two for one, two in pairs), prose=True)
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:

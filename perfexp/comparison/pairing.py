@@ -15,7 +15,7 @@ from perfexp.summaries.subject import field_text, subject
 KEY_FIELDS = ("phase", "input_size", "batch_size")
 FEATURES = ("model", "algorithm", "precision", "execution", "device")
 #: Axes of a sweep that fields of a key stand for.
-POINT_AXES = ("mode", "mode.batch_size", "mode.train.batch_size", "input_size", "batch_size")
+POINT_AXES = ("mode", "mode.inference.batch_size", "mode.train.batch_size", "input_size", "batch_size")
 #: Axes that features stand for; any further axis identifies a measurement, too.
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu")
 #: Numbers of devices and nodes in a plan, which are named where there are several.

@@ -22,6 +22,7 @@ from perfexp.errors import UserError
 from perfexp.records import units
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.sweep_record import Sweep
+from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import with_width
@@ -105,7 +106,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
         return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if contenders else [])
     by_name = {one.name: one for one in contenders}
     by_run: dict[tuple[int, str], list[Compared]] = {}
-    every = _compared(first, contenders)
+    every, level = _compared(first, contenders)
     deciding = decisive(every)
     for pair in deciding:
         place = _place(pair.key)
@@ -117,7 +118,11 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
         baseline=first.group.number,
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
-        notes=[*_without_ratio(title, first, contenders, by_run), *_other_verdicts(deciding, every)],
+        notes=[
+            *_of_level(title, level),
+            *_without_ratio(title, first, contenders, by_run),
+            *_other_verdicts(deciding, every),
+        ],
         fastest=_fastest(first, by_name, deciding),
     )
 
@@ -184,13 +189,23 @@ def _baseline(records: Sequence[Record], contenders: Sequence[_Contender]) -> tu
 
 def _against(baseline: _Contender, contenders: Sequence[_Contender]) -> list[Compared]:
     """For each other group and common point the pair of the measure that decides; empty without a common point."""
-    return decisive(_compared(baseline, contenders))
+    return decisive(_compared(baseline, contenders)[0])
 
 
-def _compared(baseline: _Contender, contenders: Sequence[_Contender]) -> Sequence[Compared]:
-    """The pairs of all times of the other groups; empty without a common point."""
+def _compared(baseline: _Contender, contenders: Sequence[_Contender]) -> tuple[Sequence[Compared], float]:
+    """The pairs of all times of the other groups, empty without a common point, and the level of their verdicts."""
     others = [one.side for one in contenders if one is not baseline and _have_a_pair(baseline.side, one.side)]
-    return judging.compare([baseline.side, *others], Settings(measures=DECISIVE)).pairs if others else []
+    if not others:
+        return [], ALPHA
+    found = judging.compare([baseline.side, *others], Settings(measures=DECISIVE))
+    return found.pairs, min(side.level for side in found.sides[1:])
+
+
+def _of_level(title: str, level: float) -> list[str]:
+    """A line on the confidence of the ratios' intervals, where processes took turns until a verdict was reached."""
+    if level >= ALPHA:
+        return []
+    return [f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"]
 
 
 def _without_ratio(

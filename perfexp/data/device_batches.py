@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -17,8 +16,6 @@ from perfexp.models.cuda_graphs import captures
 #: Black pixels on each side of an image, in which a random crop of its own size is cut
 #: (He et al., "Deep Residual Learning for Image Recognition", section 4.2).
 PADDING = 4
-#: Images of a batch in evaluation: so many times those of a step, up to a number that fills a device.
-_MOST_TIMES, _ENOUGH = 4, 2048
 
 
 class Augmentation:
@@ -102,8 +99,8 @@ class DeviceBatches:
         self._count, self._full_batches, self._left = count, count // batch_size, 0
         self._generator = torch.Generator(device).manual_seed(seed)
         self._order, self._first = torch.arange(count, device=device), torch.arange(batch_size, device=device)
-        self._evaluated = max(batch_size, min(_MOST_TIMES * batch_size, _ENOUGH))
-        self.per_epoch: int | None = self._full_batches if training else math.ceil(count / batch_size)
+        self._rest = self._order[:0] if training else self._order[self._full_batches * batch_size :]
+        self.per_epoch: int | None = self._full_batches + bool(len(self._rest))
         self._draws = torch.zeros(3, count, dtype=torch.int64, device=device) if training else None
         self._upcoming = self._first.clone()
         self._can_capture = self._images.is_cuda
@@ -118,13 +115,12 @@ class DeviceBatches:
         return self._full()
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`. In evaluation batches are larger, since no time is of one, and the last may be smaller."""
-        if self._draws is None:
-            yield from map(self._cut, torch.split(self._order, self._evaluated))
-            return
+        """See `Batches`. In evaluation the last batch may be smaller."""
         self._begin()
         while self._left:
             yield self._full()
+        if len(self._rest):
+            yield self._cut(self._rest)
 
     def _begin(self) -> None:
         """Begin a pass; in training in a new order, with other crops."""

@@ -142,7 +142,7 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     for file in files:
         with suppress(Exception):  # records of other people are data: any of their nodes may have any type
             record = Record.load(file)
-            found.setdefault(record.uid, of_record(record, file.parent))
+            found.setdefault(record.uid, _of_phases(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
     return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
 
@@ -150,34 +150,40 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
 def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
     """Join curves of the same settings that are each too short for a prediction, such as the runs of a sweep.
 
-    The joined curve stands in place of its newest part, whose value of a point counts.
+    The newest value of a point counts. A joined curve comes after whole ones, which are of more points.
     """
     groups: dict[Any, list[MeasuredCurve]] = {}
-    for number, curve in enumerate(curves):
-        alike = (curve.identity, curve.device, curve.phase, curve.quantity, curve.kind, *curve.conditions.items())
-        groups.setdefault(alike if len(curve.values) < LEAST_MEASURED else number, []).append(curve)
-    return [
-        replace(
-            parts[0],
-            values={pair: value for part in reversed(parts) for pair, value in part.values.items()},
-            out_of_memory=frozenset().union(*(part.out_of_memory for part in parts)),
-        )
-        for parts in groups.values()
-    ]
+    for curve in curves:
+        if len(curve.values) < LEAST_MEASURED:
+            alike = (curve.identity, curve.device, curve.phase, curve.quantity, *curve.conditions.items())
+            groups.setdefault(alike, []).append(curve)
+    joined = []
+    for parts in groups.values():
+        same = [part for part in parts if part.values and part.kind == next((p.kind for p in parts if p.values), "")]
+        if same:
+            values = {pair: value for part in reversed(same) for pair, value in part.values.items()}
+            too_large = frozenset().union(*(part.out_of_memory for part in parts)) - values.keys()
+            joined.append(replace(same[0], values=values, out_of_memory=too_large))
+    return [*(curve for curve in curves if len(curve.values) >= LEAST_MEASURED), *joined]
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
     """Return the curves of one record: times, energies and peaks of memory of each phase, as far as measured."""
+    return [curve for curve in _of_phases(record, folder) if curve.values]
+
+
+def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
+    """The curves of a record; those of a phase that only ran out of memory have no values."""
     about = subject(record.plan, record.environment)
     table = [row for row in rows(record) if row.status is Status.OK and row.time]
     curves = []
-    for phase in dict.fromkeys(row.key.phase for row in table):
+    for phase in dict.fromkeys(point.key.phase for point in record.points if point.key.is_timed):
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
         found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
         for quantity, (kind, values) in found.items():
-            if values:
+            if values or too_large:
                 curve = MeasuredCurve(
                     folder=folder,
                     about=about,
@@ -197,7 +203,7 @@ def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
 
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     """Return the first kind of time that all rows have, and their medians."""
-    kind = next((kind for kind in table[0].times if all(kind in row.times for row in table)), "")
+    kind = next((kind for row in table[:1] for kind in row.times if all(kind in one.times for one in table)), "")
     medians = {(row.key.input_size, row.key.batch_size): row.times[kind].median for row in table} if kind else {}
     return kind, {pair: median for pair, median in medians.items() if median.value > 0}
 

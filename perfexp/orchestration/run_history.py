@@ -11,10 +11,10 @@ from perfexp.diagnosis import environment
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.plan.plan_file import NOT_MEASURED
 from perfexp.records.point_times import summary_of
-from perfexp.records.record import EarlierTime, Key, Record, without_replicate
-from perfexp.records.summary import centers, series_of_processes
+from perfexp.records.record import EarlierTime, Key, Record
+from perfexp.records.summary import centers, rows, series_of_processes
 
-#: Number of runs of a command that are remembered, the newest.
+#: Number of runs of a command that are remembered, the newest with other work beside them and without.
 _MOST_RUNS = 20
 #: Keys of a plan that decide how often its points are measured and what else is measured.
 _EXTENT = ("stopping", "replicate", "percentiles", "probes", "probe", "ttfp")
@@ -44,7 +44,10 @@ def exchange(record: Record) -> list[EarlierTime]:
         before = {}
     before.pop(record.uid, None)
     cache.add(record.uid, msgspec.to_builtins(times))
-    cache.remove(list(cache.entries())[:-_MOST_RUNS])
+    kinds: dict[bool, list[str]] = {False: [], True: []}
+    for uid, of_run in {**before, record.uid: times}.items():
+        kinds[any(time.disturbed for time in of_run)].append(uid)
+    cache.remove([uid for uids in kinds.values() for uid in uids[:-_MOST_RUNS]])
     own = {(time.key, time.time): time.disturbed for time in times}
     earlier: dict[tuple[Key, str], EarlierTime] = {}
     for uid, of_run in before.items():
@@ -59,9 +62,7 @@ def exchange(record: Record) -> list[EarlierTime]:
 
 def _times(record: Record) -> list[_Remembered]:
     disturbed = {
-        without_replicate(point.key)
-        for point in record.points
-        if any(doubt.code in _DISTURBED for doubt in (*point.doubts, *record.doubts))
+        row.key for row in rows(record) if any(doubt.code in _DISTURBED for doubt in (*row.doubts, *record.doubts))
     }
     return [
         _Remembered(

@@ -102,10 +102,10 @@ def _doubt(widths: Sequence[float | None], scatter: float) -> str:
     """Why medians with such half-widths do not show how the time grows; empty if they do."""
     unknown = widths.count(None)
     wide = sum(width is not None and width > _SCATTER_MOST for width in widths)
-    few = f"{unknown} of {len(widths)} medians have no interval" if unknown > len(widths) / 2 else ""
-    unsure = f"{wide} of {len(widths)} medians are uncertain by more than {_SCATTER_MOST:.0%}"
+    parts = [f"{unknown} of {len(widths)} medians have no interval"] * bool(unknown)
+    parts += [f"{wide} of {len(widths)} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
     scattered = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
-    return ", ".join(filter(None, (few, unsure if wide > len(widths) / 2 else "", scattered)))
+    return ", ".join([*(parts if unknown + wide > len(widths) / 2 else ()), *([scattered] if scattered else ())])
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:

@@ -124,14 +124,17 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 def _phases_notes(split: Sequence[Row]) -> list[str]:
     """Whose times the phases are, and how much of the whole they add up to."""
-    ratios = [one.value for row in split if (one := wording.find_metric(row, "phases_over_whole")) and one.value]
-    if not ratios:
+    texts = []
+    for row in split:
+        ratio = wording.find_metric(row, "phases_over_whole")
+        if ratio is None or not ratio.value:
+            continue
+        seconds = sum(row.phases.values()) / ratio.value
+        texts.append(f"{wording.percent(ratio.value)} of a call of {units.format_seconds(seconds, 3)}")
+    if not texts:
         return []
-    least, most = wording.percent(min(ratios)), wording.percent(max(ratios))
-    return [
-        "medians of a pass of their own, one phase after the other; their sum is "
-        f"{least if least == most else f'{least} to {most}'} of a call without that pass"
-    ]
+    of_whole = texts[0] if len(texts) == 1 else f"{texts[0]} … {texts[-1]}"
+    return [f"medians of a pass of their own, one phase after the other; their sum is {of_whole} without that pass"]
 
 
 def epochs(record: Record) -> Grid | None:

@@ -18,6 +18,8 @@ Samples = NDArray[np.float64]
 FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
 _HALF_Z95 = Z95 / 2
+#: Share of a value down to which the lower end of an interval counts in logarithms.
+_LEAST_SHARE = 0.1
 #: Standard deviation of a normal distribution in units of its median absolute deviation.
 MAD_TO_SIGMA = 1.4826
 #: Distance from the median, in robust standard deviations, beyond which a sample is an outlier.
@@ -58,12 +60,12 @@ class Interval:
     def log_half_width(self) -> float | None:
         """Half the interval's width in logarithms; None without an interval, and if the value is not positive.
 
-        Of a narrow interval it is the relative half-width. An interval that includes 0 counts as far down by ratio as
-        it reaches up.
+        Of a narrow interval it is the relative half-width. One that reaches far down, or to 0 and below, counts as
+        reaching down to a share of the value: the width grows with the interval.
         """
         if self.low is None or self.high is None or self.value <= 0:
             return None
-        return math.log(self.high / self.low) / 2 if self.low > 0 else math.log(self.high / self.value)
+        return math.log(self.high / max(self.low, _LEAST_SHARE * self.value)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

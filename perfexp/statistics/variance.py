@@ -205,8 +205,8 @@ def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, ta
     pooled = percentile_interval(samples, number, tau)
     if any(one.value <= 0 for one in of_each):
         return pooled
-    width = of_processes([replace(one, low=None, high=None) for one in of_each]).log_half_width or 0.0
-    return _union(pooled, width)
+    between = of_processes([replace(one, low=None, high=None) for one in of_each])
+    return _union(pooled, math.log(between.high / between.value) if between.high is not None else 0.0)
 
 
 def detectable_ratio(component: Component, processes: int) -> float:

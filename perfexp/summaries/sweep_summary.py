@@ -47,7 +47,7 @@ def setting(records: Sequence[Record]) -> str:
     plain = plain_fp32((record.plan, record.environment) for record in records)
     named = with_plain_fp32(" · ".join(filter(None, (model, algorithm, point, execution))), plain)
     words = [named, f"on {device}" if device else ""]
-    ranks = "; batch and times are of one rank, samples/s and time per sample of all"
+    ranks = "; batch, times and memory are of one rank, samples/s and time per sample of all"
     return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
 
 

@@ -12,6 +12,7 @@ from perfexp.probes.workspaces import Workspaces, workspace_bytes
 from perfexp.records.record import Metric
 from perfexp.work.allocations import Allocations
 from perfexp.work.operator_calls import Layout, OperatorCall
+from perfexp.work.tensors import tensors_in
 
 FP32, H100 = Precision(name="fp32"), "NVIDIA H100 80GB HBM3"
 
@@ -178,6 +179,18 @@ def test_autocast_to_fp16_is_measured_in_fp16_though_its_trace_has_bf16(monkeypa
     ]
 
 
-def test_the_cpu_runs_the_same_calls(calls):
+def test_the_cpu_runs_each_call_twice_and_knows_its_outputs(calls, monkeypatch):
     """The whole path without a script; the resident memory of a process means nothing here."""
-    assert all(workspace_bytes(call, CpuDevice()) >= 0 for call in calls)
+    run, shapes = OperatorCall.run, []
+
+    def counted(call, arguments):
+        returned = run(call, arguments)
+        shapes.append([tuple(one.shape) for one in tensors_in(returned)])
+        return returned
+
+    monkeypatch.setattr(OperatorCall, "run", counted)
+    for call in calls:
+        workspace_bytes(call, CpuDevice())
+    assert len(shapes) == 2 * len(calls)
+    assert shapes[::2] == shapes[1::2]
+    assert all(one for one in shapes)

@@ -107,7 +107,7 @@ def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
         ranks = {"ranks": {"devices": [{"name": "NVIDIA X"}] * count, "backend": backend}} if count > 1 else {}
         record.environment = {"device": {"name": "NVIDIA X"}, **ranks}
     assert sweep_summary.setting(records).endswith(
-        f" on {words}; batch and times are of one rank, samples/s and time per sample of all"
+        f" on {words}; batch, times and memory are of one rank, samples/s and time per sample of all"
     )
 
 
