@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfexp.records import estimates
-from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call, summary_of
 from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS, Row, rows, series_of_processes
-from perfexp.statistics import blockwise, variance
+from perfexp.statistics import blockwise, estimators, variance
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.estimators import Interval, percentile_interval
 from perfexp.statistics.ratios import Repeats
@@ -64,8 +64,10 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
             points.setdefault(without_replicate(point.key), []).append(point)
     found = {key: _metrics(of) for key, of in points.items() if any(point.key == key for point in of)}
     earlier = {(time.key, time.time): time for time in record.earlier}
-    shown = {row.key: row for row in rows(record)}
-    for key, name, series in series_of_processes(record):
+    of_processes = list(series_of_processes(record))
+    # rows take long, and only few samples of one process are marked in them
+    shown = {row.key: row for row in rows(record)} if any(_is_few(series) for _, _, series in of_processes) else {}
+    for key, name, series in of_processes:
         if key in found:
             history = earlier.get((key, name)) or EarlierTime(key=key, time=name, runs=[])
             times = _times(name, series, history.runs, samples_per_call(points[key][0]), row=shown.get(key))
@@ -77,6 +79,14 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
         for key, of in found.items()
     }
     return _with_components(usable, record.selfcheck)
+
+
+def _is_few(series: list[Series]) -> bool:
+    """Whether a series is of one process, with few effective samples."""
+    if len(series) > 1:
+        return False
+    time = summary_of(series[0], ())
+    return time.n / time.tau < estimators.FEW
 
 
 def _metrics(points: list[Point]) -> dict[str, Repeats]:

@@ -346,6 +346,7 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_in_the_largest_batch
     assert "names no memory size" not in printed
 
 
+@pytest.mark.slow
 def test_workspaces_are_known_later_without_the_device(predict, present, convolutional):
     before = json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"]
     number = len(present.calls)
