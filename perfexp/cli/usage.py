@@ -122,7 +122,8 @@ def _topic(topic: str) -> str:
         return f"perfexp {topic} --help explains it."
     if topic not in DIAGNOSTICS:
         known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS))
-        raise UserError(f"There is no help on {topic}. {known} perfexp help lists commands and settings.")
+        hint = "perfexp help lists commands and settings."
+        raise UserError(" ".join(filter(None, (f"'{topic}' is neither a command nor a code.", known, hint))))
     rule = DIAGNOSTICS[topic]
     message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))
     lines = (f"{topic} ({rule.severity}): {message}", f"help: {remedy}", "All codes: docs/reference/diagnostics.md")

@@ -238,7 +238,7 @@ def _device(record: Record) -> dict[str, Any]:
     if kind == "cuda" and not rocm:
         try:
             boards, is_absent = nvml.all_boards()["boards"], True
-        except Exception as error:  # without the driver's library there is no board; others are unknown
+        except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
     same = sorted((one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid))
     own = next(iter([*same, *boards]), None)

@@ -43,7 +43,7 @@ class SweepVerdicts:
         ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
             by run's number and phase.
         notes: runs at whose points the baseline has no time, and other times that have another verdict.
-        fastest: a line for each group that is the fastest at some of several points, or why there is no comparison.
+        fastest: a line for each group that is the fastest at some of several points, or why none was compared.
     """
 
     baseline: int | None = None
