@@ -87,13 +87,15 @@ class Epochs:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
                 raise UserError(f"epochs={self.count} needs data with an end, and this data source has none.")
-            self._evaluated: Batches | None = None
+            self._evaluation: training.Evaluation | None = None
+            self._is_host_idle = on_device(batches) and "graph" in dict(self.step.segments)
             if self._can_evaluate:
                 self._first_evaluation()
             rates = self.settings.rates(self.count, batches.per_epoch)
-            self._is_host_idle = on_device(batches) and "graph" in dict(self.step.segments)
             if trainer:
                 self._for_evaluation.callback(_finish_quietly, trainer)  # no write goes on during another point
+                if self._is_host_idle and self.checkpoint is not None:
+                    trainer.prepare_saving()
                 trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
             for number in range(done + 1, self.count + 1):
                 self.progress(f"epoch {number} of {self.count}")
@@ -172,12 +174,22 @@ class Epochs:
         return training.can_evaluate(self.session, self.data) and not self.point.key.replicate
 
     def _first_evaluation(self) -> None:
-        """Evaluate one batch, outside of every time: the first one loads kernels."""
+        """Evaluate outside of every time, since that loads kernels: one batch, or a pass of batches on the device."""
         self.progress("first evaluation")
+        if self._is_host_idle:
+            self._opened().accuracy()
+            return
         # closed at once: the processes of a loader would prepare the rest of the pass during the first epoch
         with self.open(False, 0) as batches, self.session.evaluating():
             for batch in islice(batches.epoch(), 1):
                 self.session.forward(batch.inputs)
+
+    def _opened(self) -> training.Evaluation:
+        """The evaluation data, which stays open."""
+        if self._evaluation is None:
+            batches = self._for_evaluation.enter_context(self.open(False, 0))
+            self._evaluation = training.Evaluation(self.session, batches, graphs=self._is_host_idle)
+        return self._evaluation
 
     def _observe(self, epoch: Epoch) -> None:
         """Have the user's probes that observe epochs add their metrics."""
@@ -189,10 +201,8 @@ class Epochs:
     def _evaluate(self, epoch: Epoch) -> None:
         self.progress("accuracy")
         start, trainer = self.device.now_ns(), self.step.trainer
-        if self._evaluated is None:
-            self._evaluated = self._for_evaluation.enter_context(self.open(False, 0))
         with trainer.averaged() if trainer else nullcontext():
-            epoch.accuracy = training.accuracy(self.session, self._evaluated)
+            epoch.accuracy = self._opened().accuracy()
         epoch.evaluation_seconds = (self.device.now_ns() - start) * 1e-9
         if epoch.accuracy is not None and (self._best is None or epoch.accuracy > self._best):
             self._best, self._stale = epoch.accuracy, 0
@@ -210,7 +220,7 @@ class Epochs:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
             trainer.save(path(name), facts, later=self._is_host_idle)
         if is_over:
-            trainer.save_weights(path(FINAL_WEIGHTS))
+            trainer.save_weights(path(FINAL_WEIGHTS), later=self._is_host_idle)
             trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:

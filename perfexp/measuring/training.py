@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 import numpy as np
 
 from perfexp.data import Batches, Data
+from perfexp.errors import Unsupported
 from perfexp.measuring import verdicts
-from perfexp.models import Session
+from perfexp.models import Batch, Session
 from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point
 
@@ -58,15 +60,48 @@ def add_accuracy(
         return
     progress("accuracy")
     with opened() as batches:
-        point.metrics.append(Metric(name="accuracy", value=accuracy(session, batches), unit="1"))
+        value = Evaluation(session, batches).accuracy()
+        point.metrics.append(Metric(name="accuracy", value=value, unit="1"))
 
 
-def accuracy(session: Session, batches: Batches) -> float | None:
-    """Return the top-1 accuracy over one untimed pass of the evaluation data; None for a pass without predictions."""
-    correct = total = 0
-    with session.evaluating():
-        for batch in batches.epoch():
-            correct_in_batch, count = session.correct(session.forward(batch.inputs), batch.targets)
-            correct, total = correct + correct_in_batch, total + count
-    correct, total = int(correct), int(total)
-    return correct / total if total else None
+class Evaluation:
+    """Untimed passes over the evaluation data.
+
+    Args:
+        graphs: whether batches that come again and again in the same tensors are computed by a CUDA graph, if one can
+            be captured: many small launches would keep the device waiting.
+    """
+
+    def __init__(self, session: Session, batches: Batches, *, graphs: bool = False) -> None:
+        self._session, self._batches, self._can_capture = session, batches, graphs
+        self._captured: Batch | None = None
+        self._replay: Callable[[], object] = lambda: None
+        self._counts: tuple[Any, Any] = 0, 0
+
+    def accuracy(self) -> float | None:
+        """Return the top-1 accuracy of a pass; None for one without predictions."""
+        correct = total = 0
+        with self._session.evaluating():
+            for batch in self._batches.epoch():
+                correct_in_batch, count = self._count(batch)
+                correct, total = correct + correct_in_batch, total + count
+        correct, total = int(correct), int(total)
+        return correct / total if total else None
+
+    def _count(self, batch: Batch) -> tuple[Any, Any]:
+        """Number of correct predictions, and of predictions; the graph overwrites them."""
+        if self._can_capture:
+            self._capture(batch)
+        if batch is self._captured:
+            self._replay()
+            return self._counts
+        return self._session.correct(self._session.forward(batch.inputs), batch.targets)
+
+    def _capture(self, batch: Batch) -> None:
+        session, self._can_capture = self._session, False
+
+        def count() -> None:
+            self._counts = session.correct(session.forward(batch.inputs), batch.targets)
+
+        with suppress(Unsupported):
+            self._replay, self._captured = session.capture(count), batch

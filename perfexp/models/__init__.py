@@ -139,6 +139,9 @@ class Trainer(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """While entered, the model has its averaged weights, if there are any."""
 
+    def prepare_saving(self) -> None:
+        """Allocate the host's memory for files that are written later."""
+
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         """Write a checkpoint of the present state with these facts (texts and numbers), atomically.
 
@@ -146,11 +149,11 @@ class Trainer(Protocol):
             later: whether a thread may write it while the training goes on, until the next `save` or `finish`.
         """
 
-    def finish(self) -> None:
-        """Wait until every checkpoint is written."""
+    def save_weights(self, path: Path, *, later: bool = False) -> None:
+        """Write the weights as a plain state dict, averaged if there is an average, atomically; `later`: see `save`."""
 
-    def save_weights(self, path: Path) -> None:
-        """Write the weights as a plain state dict, averaged if there is an average, atomically."""
+    def finish(self) -> None:
+        """Wait until every file is written."""
 
 
 class Session(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -57,8 +57,8 @@ class TorchTrainer(Trainer):
             self._weights = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
             self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average = {name: value.clone() for name, value in self._weights.items()}
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._writer = ThreadPoolExecutor(2, "checkpoint")  # of the last checkpoint and the weights
+        self._writing: list[Future[None]] = []
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -109,7 +109,24 @@ class TorchTrainer(Trainer):
         finally:
             torch._foreach_copy_(now, own)
 
+    def prepare_saving(self) -> None:
+        self._on_host(self._checkpoint({}))  # torch keeps the pinned memory that it frees
+
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
+        self.finish()
+        self._write(path, self._checkpoint(facts), later=later)
+
+    def save_weights(self, path: Path, *, later: bool = False) -> None:
+        with self.averaged():
+            self._write(path, self._module.state_dict(), later=later)
+
+    def finish(self) -> None:
+        writing, self._writing = self._writing, []
+        wait(writing)
+        for each in writing:
+            each.result()
+
+    def _checkpoint(self, facts: dict[str, Any]) -> dict[str, Any]:
         content = {
             "format": _FORMAT,
             "facts": {**facts, "batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__},
@@ -122,21 +139,26 @@ class TorchTrainer(Trainer):
             with self.averaged():
                 weights = {name: value.clone() for name, value in self._module.state_dict().items()}
             content |= {"state_dict": weights, "num_averaged": self._num_averaged}
-        self.finish()
+        return content
+
+    def _write(self, path: Path, content: dict[str, Any], *, later: bool) -> None:
         if later:
-            own = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), content)
-            self._writing = self._writer.submit(_write, path, own)
+            self._writing.append(self._writer.submit(_write, path, self._on_host(content)))
         else:
             _write(path, content)
 
-    def finish(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def _on_host(self, content: dict[str, Any]) -> Any:
+        """A copy of all tensors on the host: in pinned memory, to which a GPU copies at the speed of its bus."""
+        is_cuda = self._parameters[0].is_cuda
 
-    def save_weights(self, path: Path) -> None:
-        with self.averaged():
-            _write(path, self._module.state_dict())
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            own = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+            return own.copy_(tensor.detach(), non_blocking=True)
+
+        copy = tree_map_only(torch.Tensor, copied, content)
+        if is_cuda:
+            torch.cuda.synchronize()
+        return copy
 
     def resume(self, file: Path) -> None:
         """Check a checkpoint and load it, so that nothing runs with one that does not fit; raises `UserError`."""
