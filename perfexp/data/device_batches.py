@@ -103,6 +103,7 @@ class DeviceBatches:
         self.per_epoch: int | None = self._full_batches + bool(len(self._rest))
         self._draws = torch.zeros(3, count, dtype=torch.int64, device=device) if training else None
         self._upcoming = self._first.clone()
+        self._drawn = session.compiled(self._draw) if training else self._draw
         self._can_capture = self._images.is_cuda
         self._launch: Callable[[], object] | None = None
         self._made: Batch | None = None
@@ -151,10 +152,15 @@ class DeviceBatches:
         self._upcoming.copy_(place)
 
     def _cut(self, places: torch.Tensor) -> Batch:
-        """The images at these places in the order of the pass."""
+        """The batch of these places in the order of the pass."""
+        inputs, targets = self._drawn(places)
+        return self._session.place(Batch(inputs=inputs, targets=targets))
+
+    def _draw(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and labels of these places in the order of the pass."""
         rows = self._order[places]
         if self._draws is None:
             pixels = self._images[rows]
         else:
             pixels = self._augmentation.cropped(self._images, rows, self._draws[:, places])
-        return self._session.place(Batch(inputs=self._augmentation.normalized(pixels), targets=self._labels[rows]))
+        return self._augmentation.normalized(pixels), self._labels[rows]

@@ -227,6 +227,10 @@ class Session(Protocol):
         """
         return None
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tensors of one shape, compiled if the model is."""
+        return function
+
     def held(self, value: Any) -> Any:
         """A scalar on the device as it is now, for `number` later on; does not synchronize."""
         return value

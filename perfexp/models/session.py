@@ -242,6 +242,9 @@ class TorchSession(Session):
                 old.copy_(new, non_blocking=True)
         return into
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, dynamic=False) if self._execution.compile else function
+
     def held(self, value: Any) -> Any:
         return value.detach().clone()
 

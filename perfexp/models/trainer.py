@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class TorchTrainer(Trainer):
             torch._foreach_copy_(now, own)
 
     def prepare_saving(self) -> None:
-        self._on_host(self._checkpoint({}))  # torch keeps the pinned memory that it frees
+        content = self._on_host(self._checkpoint({}))  # torch keeps the pinned memory that it frees
+        self._writer.submit(torch.save, content["random"], BytesIO()).result()  # starts a thread, and imports modules
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         self.finish()

@@ -418,6 +418,30 @@ def test_on_a_cuda_device_a_batch_is_one_launch_of_what_was_captured_once(
     assert len(launched) == (0 if fails else len(found))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_model_is_compiled_for_compiles_its_training_batches(
+    root: Path, session: Session, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    """Small batches of an evaluation have other shapes, and a graph of their own would take seconds."""
+    called = []
+
+    def compiled(function: Any) -> Any:
+        def call(places: torch.Tensor) -> Any:
+            called.append(len(places))
+            return function(places)
+
+        return call
+
+    data = Cifar(root=str(root), pipeline=Pipeline.device)
+    with opened(data, session, batch_size=4, training=training) as batches:
+        expected = [batch.inputs for batch in batches.epoch()]
+    monkeypatch.setattr(session, "compiled", compiled)
+    with opened(data, session, batch_size=4, training=training) as batches:
+        found = [batch.inputs for batch in batches.epoch()]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert called == ([4] * len(found) if training else [])
+
+
 # the stand-in
 
 

@@ -25,10 +25,11 @@ from perfexp.data import Batches
 from perfexp.data.images import Images
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import UserError
+from perfexp.errors import Unsupported, UserError
 from perfexp.measuring.epochs import Epochs
 from perfexp.measuring.procedure import Procedure
-from perfexp.models import Execution, Precision, Schedule
+from perfexp.measuring.training import Evaluation
+from perfexp.models import Batch, Execution, Precision, Schedule
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.trainer import TorchTrainer
@@ -480,6 +481,24 @@ def test_a_checkpoint_that_is_written_later_has_the_weights_of_its_moment(tmp_pa
     assert {**now, "model": None, "random": None} == {**later, "model": None, "random": None}
 
 
+def test_weights_that_are_written_later_are_those_of_their_moment(tmp_path: Path) -> None:
+    session = open_session()
+    session.optimizer(SGD)
+    trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
+    assert trainer is not None
+    trainer.prepare_saving()
+    assert list(tmp_path.iterdir()) == []
+    trainer.save_weights(tmp_path / "now.pt")
+    trainer.save(tmp_path / "best.pt", {"epoch": 1}, later=True)
+    trainer.save_weights(tmp_path / "later.pt", later=True)
+    with torch.no_grad():
+        for parameter in session.module.parameters():
+            parameter.add_(1.0)
+    trainer.finish()
+    assert_same(weights(tmp_path / "now.pt"), weights(tmp_path / "later.pt"))
+    assert_same(weights(tmp_path / "now.pt"), torch.load(tmp_path / "best.pt", weights_only=True)["model"])
+
+
 def test_a_checkpoint_that_can_not_be_written_later_is_an_error_at_the_end(tmp_path: Path) -> None:
     session = open_session()
     session.optimizer(SGD)
@@ -577,6 +596,47 @@ def test_no_batches_of_evaluation_are_open_while_the_first_epoch_is_timed(pictur
     own.progress = lambda text: num_open.update({text: data.num_open})
     assert own.measure(KEY).status is Status.OK
     assert (num_open["first evaluation"], num_open["epoch 1 of 1"], data.num_open) == (0, 0, 0)
+
+
+class Returning:
+    """Batches of evaluation of which the full ones come again and again in the same tensors, as of a CUDA graph."""
+
+    def __init__(self, session: TorchSession) -> None:
+        self.constant, self.per_epoch = False, 3
+        generator = torch.Generator().manual_seed(0)
+        self._inputs, self._targets = torch.rand(10, 3, 12, 12, generator=generator), (torch.arange(10) % 3 == 0).long()
+        self._full = session.copy(Batch(inputs=self._inputs[:4], targets=self._targets[:4]))
+        self._session = session
+
+    def next(self) -> Batch:
+        return next(self.epoch())
+
+    def epoch(self) -> Iterator[Batch]:
+        for first in (0, 4, 8):
+            part = Batch(inputs=self._inputs[first : first + 4], targets=self._targets[first : first + 4])
+            yield self._session.copy(part, into=self._full) if first < 8 else part
+
+
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_an_evaluation_replays_the_graph_of_batches_that_return(monkeypatch: Any, is_captured: bool) -> None:
+    session, replayed = open_session(), []
+
+    def capture(call: Any) -> Any:
+        if not is_captured:
+            raise Unsupported("scripted")
+        call()
+        return lambda: (replayed.append(1), call())
+
+    monkeypatch.setattr(session, "capture", capture)
+    plain = Evaluation(session, Returning(session)).accuracy()
+    evaluation = Evaluation(session, Returning(session), graphs=True)
+    for passes in (1, 2):
+        assert evaluation.accuracy() == plain
+        assert len(replayed) == (2 * passes if is_captured else 0)
+    for label, expected in ((0, 0.6), (1, 0.4)):
+        with torch.no_grad():
+            session.module.fc.bias[label] += 1000.0 * (1 + label)
+        assert evaluation.accuracy() == expected
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
