@@ -1,7 +1,7 @@
 """Live: the epochs of a training reach a tracking store while it runs, for a bounded share of its time.
 
 A thread of the parent process waits for the sending process, so that the worker never does. After each delivery it is
-silent for 99 times as long: the sending process may compute on cores that a training on the CPU uses.
+silent for 199 times as long: the sending process may compute on cores that a training on the CPU uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perfexp.records.record import Epoch, Point, Record
 from perfexp.tracking.payload import Payload, of_training
 
 #: Largest share of the time in which something is sent, the run's creation apart.
-_SHARE = 0.01
+_SHARE = 0.005
 #: Limit on the wait for a delivery when the training has ended.
 _END_SECONDS = 5.0
 
