@@ -16,6 +16,7 @@ from perfexp.main import main
 from perfexp.orchestration import supervisor
 from perfexp.orchestration.preparation import is_finished
 from perfexp.plan import config, plan_file
+from perfexp.prediction import largest_batch
 from perfexp.prediction.largest_batch import (
     MOST_TRIALS,
     TRIALS,
@@ -23,6 +24,7 @@ from perfexp.prediction.largest_batch import (
     bracket,
     failures,
     next_batch,
+    outcomes,
     resolved,
     trial_keys,
 )
@@ -64,6 +66,25 @@ def test_a_wrong_start_or_capacity_costs_trials_and_not_the_truth(start, assumed
     assert len(trials) <= MOST_TRIALS
     assert len({trial.batch_size for trial in trials}) == len(trials)
     assert 0.95 * 720 <= fits <= 720 < fails
+
+
+def test_memory_that_an_allocator_can_give_back_leads_nowhere():
+    """A training of resnet50 on a GPU of 85 GB: at batch 940 torch reserves 47 GB for tensors of 42.4 GB."""
+    tried = [point(1881, Status.OOM)]
+    while (batch := next_batch(_trials(tried), start=1881, capacity_bytes=85.0e9)) is not None:
+        peak, is_fitting = 42.42e9 + (batch - 940) * 44.75e6, batch <= 1866
+        reserved = min(max(1.108 * peak, 47.0e9), 84.2e9)
+        values = {"peak_bytes": peak, "reserved_peak_bytes": reserved, "device_bytes": reserved + 0.8e9}
+        metrics = [Metric(name=f"memory/{name}", value=value, unit="bytes") for name, value in values.items()]
+        tried.append(replace(point(batch, Status.OK if is_fitting else Status.OOM), metrics=metrics))
+    fits, fails = bracket(_trials(tried))
+    assert fits <= 1866 < fails
+    assert fails - fits <= 3
+    assert len(tried) <= MOST_TRIALS
+
+
+def _trials(points):
+    return outcomes(largest_batch._fact(one) for one in points)
 
 
 def test_without_used_bytes_the_batch_doubles_and_is_bisected():

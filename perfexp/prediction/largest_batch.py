@@ -20,8 +20,6 @@ SMALLEST = 2
 _NEAR = 0.1
 #: First step down from a batch that does not fit, relative to it.
 _STEP_DOWN = 0.005
-#: Metrics of the memory that calls take, the most complete first.
-_USED = ("memory/device_bytes", "memory/reserved_peak_bytes", "memory/peak_bytes")
 #: Fact of a timed point: the trials of the search for its batch.
 TRIALS = "batch_trials"
 #: Statuses of a batch that does not fit; any other one than these and `ok` ends the search without a batch.
@@ -205,9 +203,20 @@ def _is_outcome(fact: Mapping[str, Any]) -> bool:
     return fact["status"] in (Status.OK, *_TOO_LARGE) and fact["batch_size"] != LARGEST
 
 
+def _used_bytes(point: Point) -> float | None:
+    """Return the memory that calls cannot do without: the tensors' peak, and what lies outside torch's allocator.
+
+    The allocator reserves more while there is more, and gives it back when a tensor needs it.
+    """
+    names = ("memory/peak_bytes", "memory/reserved_peak_bytes", "memory/device_bytes")
+    found = (point.metric(name) for name in names)
+    peak, reserved, device = (_valid_bytes(metric.value) if metric else None for metric in found)
+    outside = max(device - reserved, 0.0) if device and reserved else 0.0
+    return peak + outside if peak else device
+
+
 def _fact(point: Point) -> dict[str, Any]:
-    metrics = (point.metric(name) for name in _USED if point.status is Status.OK)
-    used = next((metric.value for metric in metrics if metric is not None and metric.value), None)
+    used = _used_bytes(point) if point.status is Status.OK else None
     return {
         "batch_size": point.key.batch_size,
         "status": point.status.value,
