@@ -70,6 +70,7 @@ UNITS = {
     "mhz": "MHz",
     "gflop": "GFLOP",
     "mb": "MB",
+    "gib": "GiB",
     "count": "",
     "ratio": "",
     "relative_l2": "",

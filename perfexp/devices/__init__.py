@@ -56,6 +56,7 @@ class Device(Protocol):
         cache_bytes: size of the largest cache.
         event_tick_seconds: resolution of the event clock, or of the host's clock on a synchronous device.
         record_seconds: device time of recording an event.
+        memory_bytes: size of its memory as the driver reports it; None if it is that of the host, or unlimited.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Device(Protocol):
     cache_bytes: int
     event_tick_seconds: float
     record_seconds: float
+    memory_bytes: int | None = None
 
     def settle(self) -> None:
         """Before `start`, wait a few seconds at most for previous users of the device to disappear."""

@@ -59,6 +59,7 @@ class CudaDevice(Device):
         self._used_before_bytes: int | None = None
         self._state_before: dict[str, Any] = {}
         self.cache_bytes = int(self._properties.L2_cache_size)
+        self.memory_bytes: int | None = int(self._properties.total_memory)
         self._flushed: torch.Tensor | None = None
 
     def settle(self) -> None:
@@ -175,7 +176,7 @@ class CudaDevice(Device):
             "uuid": str(properties.uuid),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
-            "memory_bytes": properties.total_memory,
+            "memory_bytes": self.memory_bytes,
             "cuda": torch.version.cuda,
             "rocm": torch.version.hip,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]

@@ -53,6 +53,7 @@ class Workspaces:
 
     Attributes:
         device_name: product name of the device; None if it is neither present nor in the cache.
+        memory_bytes: size of its memory; None if it is not present.
 
     Args:
         precision: precision of the model; a trace has bfloat16 in place of float16 for autocast.
@@ -78,6 +79,7 @@ class Workspaces:
         self._dtypes = {"bfloat16": "float16"} if precision.autocast == "float16" else {}
         self._cache = JsonCache(cache_folder("workspaces"), self._context())
         self.device_name = device.name if device else _cached_name(self._cache.entries(), match)
+        self.memory_bytes = device.memory_bytes if device else None
         self._is_started = False
         self._not_started: str | None = None
 

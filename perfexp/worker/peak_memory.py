@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 #: Threads that multiply matrices: that of forward passes, and that of autograd.
 _THREADS = {"inference": 1, "train": 2}
-#: Memory of a board that torch cannot use: the CUDA context with its modules.
-CONTEXT_BYTES = 512 << 20
+#: Memory of a board that no tensor can use: the CUDA context with its modules (0.75 GiB), and gaps between blocks of
+#: torch's allocator (0.2 to 0.5 GiB). Source: docs/results/largest-batch.md
+CONTEXT_BYTES = 1229 << 20
 #: Limit on the traces of the search for the largest batch.
 _MOST_TRACES = 12
 
@@ -130,7 +131,8 @@ class MemoryTrace:
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
         workspace = self.workspace_bytes(key)
-        traced, capacity = self.peak(key), self._facts.memory_bytes
+        traced, present = self.peak(key), self._workspaces.memory_bytes if self._workspaces else None
+        capacity = present or self._facts.memory_bytes
         peak, found = self.with_workspaces(traced)
         largest = self.largest_batch(key, capacity, peak) if capacity else None
         return {
@@ -139,7 +141,7 @@ class MemoryTrace:
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
             "workspaces": found.facts() if found else None,
             "categories": {**peak.categories, "workspace of cuBLAS": workspace},
-            "gpu": self._gpu_name,
+            "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
             "capacity_bytes": capacity,
             "context_bytes": CONTEXT_BYTES if capacity else None,
             "largest_batch": largest,

@@ -268,7 +268,7 @@ class Gpu(CpuDevice):
 
     def __init__(self):
         super().__init__(name="NVIDIA H100 80GB HBM3")
-        self.kind, self.lock_name = "cuda", LOCK
+        self.kind, self.lock_name, self.memory_bytes = "cuda", LOCK, 85 * 10**9
 
 
 @pytest.fixture
@@ -334,24 +334,31 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_in_the_largest_batch
     assert point["categories"]["workspaces"] == 4 * 2**24
     assert point["peak_bytes"] == sum(point["categories"].values())
     assert 0 < point["peak_bytes"] - point["peak_without_workspaces_bytes"] <= 4 * 2**24
-    assert (point["gpu"], point["capacity_bytes"]) == ("h100", 80 * 10**9)  # the sheet of the device
+    assert (point["gpu"], point["capacity_bytes"]) == ("NVIDIA H100 80GB HBM3", 85 * 10**9)  # not the sheet's 80 GB
     assert point["categories"]["workspace of cuBLAS"] == 32 * 2**20
-    share = (80 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
+    share = (85 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
     assert 0.9 * share < point["largest_batch"] < share
     assert {call.arguments[0].shape[0] for call in present.calls} > {4, point["largest_batch"]}
     _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")
     assert "with workspaces of cuDNN for all 2 convolutions, from NVIDIA H100 80GB HBM3" in printed
-    assert "of h100" in printed
+    assert "79.2 GiB of NVIDIA H100 80GB HBM3" in printed
     assert "without workspaces" not in printed
     assert "names no memory size" not in printed
 
 
 @pytest.mark.slow
 def test_workspaces_are_known_later_without_the_device(predict, present, convolutional):
-    before = json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"]
+    def traced():
+        [point] = json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"]["points"]
+        return point
+
+    before = traced()
     number = len(present.calls)
     present.leave()
-    assert json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"] == before
+    after = traced()
+    of_the_device = ("gpu", "capacity_bytes", "largest_batch")
+    assert {**after, **{name: before[name] for name in of_the_device}} == before
+    assert [after[name] for name in of_the_device[:2]] == ["h100", 80 * 10**9]
     for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=tf32", "execution.cudnn_benchmark=true"):
         words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
         assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
