@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
 from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.estimates import is_narrow, is_narrow_rate
 from perfexp.records.growth import MEGAPIXEL, Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
@@ -311,7 +312,7 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 
 
-def footer(table: Sequence[Row], records: Sequence[Record]) -> str:
-    """The codes of the errors and warnings of records and rows."""
+def footer(table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()) -> str:
+    """The codes of the errors and warnings of records, rows and a sweep."""
     of_records = [doubt for record in records for doubt in record.doubts]
-    return footer_of(of_records + [doubt for row in table for doubt in row.doubts])
+    return footer_of([*of_records, *(doubt for row in table for doubt in row.doubts), *of_sweep])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from builders import Builder
 
+from perfexp.plots import sweep_plots
 from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
@@ -118,6 +119,9 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     sweep, records = build.sweep(axes, [[build.point(each, facts={})] for each in seconds])
     found = sweep_summary.diagnostics_of(sweep, records)
     assert list(found) == ([1] if raised else [])
+    plot = sweep_plots.plot(sweep, records)
+    assert plot is not None
+    assert ("multi_gpu_slower" in plot.caption.footer) is raised
     if raised:
         scope = " in these runs (one process each, undecided)"
         assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
