@@ -231,7 +231,7 @@ def _by_point(contenders: Sequence[_Contender]) -> dict[tuple[str, Key], list[_C
 
 
 def _rivals(baseline: _Contender, first: _Contender, contenders: Sequence[_Contender]) -> list[_Contender]:
-    """The groups that are compared with a baseline: all of them with that of the sweep, otherwise those of its model."""
+    """The groups that are compared with a baseline: all with that of the sweep, otherwise those of its model."""
     models = _models(contenders)
     return [one for one in contenders if baseline is first or models[one.name] == models[baseline.name]]
 

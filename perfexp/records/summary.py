@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, sampling
+from perfexp.records import disturbances, estimates, growth, idleness, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -59,6 +59,7 @@ class Row:
         selfcheck: date of the selfcheck by which the intervals of `time` of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
+        own_choice: share of the convolutions' FLOPs by torch's own choice, of an algorithm that was not observed.
         metrics: single figures of the point; those that are computed from an estimated time or rate are estimated.
         doubts: diagnostics of the point and of its statistics.
     """
@@ -78,6 +79,7 @@ class Row:
     selfcheck: str | None = None
     phases: dict[str, float]
     samples_per_call: int
+    own_choice: float = 0.0
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
 
@@ -255,6 +257,7 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
+        own_choice=races.own_choice_share(first),
         metrics=pooled_metrics(points, times, kind),
         doubts=tuple(doubts),
     )

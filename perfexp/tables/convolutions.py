@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfexp.records.races import BASELINES, LayerPass, passes, seconds_of, sums, timed_passes
+from perfexp.records.races import BASELINES, LayerPass, is_own_choice, passes, seconds_of, sums, timed_passes
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
@@ -79,7 +79,7 @@ def _shares(point: Point) -> dict[str, float]:
             return {}
         name, status = str(one_pass["selected"]), one_pass["status"]
         known = _STATUSES.get(status, status)
-        flops[_OWN_CHOICE if name in BASELINES and status == "ok" else f"{name} ({known})"] += one_pass["flops"]
+        flops[_OWN_CHOICE if is_own_choice(name, status) else f"{name} ({known})"] += one_pass["flops"]
     total = flops.total()
     return {name: count / total for name, count in flops.items() if count} if total else {}
 
