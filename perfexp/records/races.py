@@ -48,9 +48,9 @@ def proven_share(point: Point) -> float | None:
 
 def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> float | None:
     every = [one_pass for _, one_pass in passes(point)]
-    total = sum(one_pass["flops"] for one_pass in every)
-    flops = sum(one_pass["flops"] for one_pass in every if condition(one_pass["selected"], one_pass["status"]))
-    return flops / total if total else None
+    total = sum(one_pass.get("flops") or 0 for one_pass in every)
+    known = [one_pass for one_pass in every if condition(one_pass.get("selected"), one_pass.get("status"))]
+    return sum(one_pass.get("flops") or 0 for one_pass in known) / total if total else None
 
 
 def timed_passes(point: Point) -> list[LayerPass]:

@@ -166,7 +166,7 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
     yield _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
     yield _section("Scaling with the input size", _list(scaling_lines(table)))
-    across, phases = overview.processes(table), overview.phases(table)
+    across, phases = overview.processes(table), overview.phases(record, table)
     yield _section("Across processes", across.markdown() if across else "")
     yield _section("Phases of a call", phases.markdown() if phases else "")
     trained = overview.epochs(record)

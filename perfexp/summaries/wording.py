@@ -149,6 +149,13 @@ def percent(fraction: float) -> str:
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
 
 
+def percent_range(fractions: Iterable[float]) -> str:
+    """Return the least and the largest of some fractions as percentages: `25 … 50 %`, or one if they are the same."""
+    known = sorted(fractions)
+    least, most = percent(known[0]), percent(known[-1])
+    return most if least == most else f"{least.removesuffix(' %')} … {most}"
+
+
 def time_kinds(rows: Iterable[Row]) -> list[str]:
     """Return the names of the rows' representative times, each once."""
     return list(dict.fromkeys(row.time_kind for row in rows if row.time_kind))

@@ -12,7 +12,7 @@ from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop, SweepMembership
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Series, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
@@ -240,6 +240,22 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
     assert re.search(r"data +forward +loss +backward +optimizer +data share of means", text)
     assert "≈ 12.5 s" in text
     assert "accuracy: the labels are random" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "of"), [("synthetic.Synthetic", "80 % of device p50"), ("images.Images", "40 … 53 % of latency p50")]
+)
+def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Builder, data: str, of: str) -> None:
+    """Medians of 0.08 s together, a device time of 0.1 s, latencies of 0.2 and 0.15 s, and another ratio of means."""
+    points = []
+    for size, latency in ((224, 0.2), (256, 0.15)):
+        phases = [Series(name=f"phase/{name}", samples=[0.04] * 20, warmup=0) for name in ("forward", "backward")]
+        series = [*phases, Series(name="latency", samples=build.samples(latency), warmup=0)]
+        metrics = [Metric(name="phases_over_whole", value=1.3, unit="1")]
+        points.append(build.point(0.1, size=size, noise=0.0, kinds=("device",), series=series, metrics=metrics))
+    record = build.record(*points, plan={"data": {"_target_": f"perfexp.data.{data}"}})
+    text = "\n".join(lines_of(lambda console: console.results(record)))
+    assert text.endswith(f"one phase after the other; their sum is {of}")
 
 
 @pytest.mark.parametrize(
