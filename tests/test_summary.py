@@ -9,7 +9,7 @@ import pytest
 
 from perfexp.comparison import measures
 from perfexp.records import diagnostics, growth, idleness, summary
-from perfexp.records.record import Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
+from perfexp.records.record import EarlierTime, Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
@@ -514,6 +514,36 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert widened == f"± this machine at 1 of 2 points: another run of the same command, {sources}"
     [widened] = scope_notes([earlier])
     assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "runs", "words"),
+    [
+        ([(0.011, 0.0113, 0.0116)], 0, "soon after (3 processes, which differ by 3.4 % in latency)"),
+        ([(0.004, 0.01, 0.04)], 1, "soon after (3 processes, which differ by 3.4 % in latency, and 1 earlier run)"),
+        ([(0.01,), (0.02,)], 2, "of the same command, by 2 earlier runs of its plan and its processes, which differ"),
+    ],
+)
+def test_earlier_runs_count_only_where_the_intervals_include_them(make_record, earlier, runs, words):
+    points = [point(factor * 0.01, replicate=number) for number, factor in enumerate((0.967, 1.0, 1.034))]
+    times = [[(seconds, seconds) for seconds in of_run] for of_run in earlier]
+    record = make_record(points=points)
+    [alone] = summary.rows(record)
+    record.earlier = [EarlierTime(key=points[0].key, time="latency", runs=times)]
+    [row] = summary.rows(record)
+    assert row.runs == runs
+    assert (row.time == alone.time) is (runs == 0)
+    [note] = scope_notes([row])
+    assert note.startswith(f"± this machine: another run {words}")
+
+
+def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record):
+    record = make_record(points=[point(0.01)])
+    record.earlier = [EarlierTime(key=record.points[0].key, time="latency", runs=[[(0.01, 0.01), (0.011, 0.011)]])]
+    [row] = summary.rows(record)
+    assert (row.runs, row.processes) == (1, 1)
+    [note] = scope_notes([row])
+    assert note == "± this machine: another run soon after, by 1 earlier run of its plan and its one process"
 
 
 def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):

@@ -229,8 +229,11 @@ def row(
             spreads[name], processes[name] = component.spread if component else None, len(series)
             if earlier and name in earlier:
                 widened = _of_runs(times[name], [*earlier[name].runs, centers(summaries)])
-                if widened is not None:
-                    times[name], runs[name] = widened, len(earlier[name].runs)
+                count = len(earlier[name].runs)
+                # few runs are in the interval of several processes only where they widen it
+                is_included = len(summaries) == 1 or count + 1 >= variance.LEAST_RUNS or widened != times[name]
+                if widened is not None and is_included:
+                    times[name], runs[name] = widened, count
     kind = next(iter(times), None)
     doubts = [*first.doubts, *sampling.judge(first, kind)]
     for other in points[1:]:
