@@ -60,15 +60,15 @@ def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record)
     for each in found[:2]:
         assert each.fit.exponent.value == pytest.approx(1, abs=0.02)
         assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
-        assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
+        assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * (512 / 224) ** 2, rel=0.05)
     assert found[2].fit.exponent is None
 
 
 def test_noise_is_not_a_scaling_model(make_record):
-    calls = {224: 60, 256: 4, 288: 4, 320: 4}
+    calls = {224: 60, 256: 4, 288: 4, 320: 4, 352: 60}
     noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
     short = [point(0.2, size, calls=count) for size, count in calls.items()]
-    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 4 medians have no interval")):
+    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 5 medians have no interval")):
         rows = summary.rows(make_record(points=points))
         (line,) = remarks.scaling_lines(rows)
         assert line.startswith(f"latency: growth with the size not determined: {reason}")
@@ -78,7 +78,11 @@ def test_noise_is_not_a_scaling_model(make_record):
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
     shapes = [(256, 128), (224, 224), (256, 512), (512, 1024), (128, 2048), (640, 640)]
     points = [point(1e-7 * height * width, (height, width)) for height, width in shapes]
-    (found,) = growth.scalings(summary.rows(make_record(points=points)))
+    rows = summary.rows(make_record(points=points))
+    (found,) = growth.scalings(rows)
+    [line] = remarks.scaling_lines(rows)
+    assert "(pixels / (512·1024))^" in line
+    assert "(256x128 to 512x1024 only, 6 sizes" in line
     assert found.fit.exponent.value == pytest.approx(1, abs=0.01)
     assert found.key.size_label == "512x1024"
     assert [key.pixels for key in found.keys] == sorted(height * width for height, width in shapes)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
 from perfexp.records.estimates import WORK_RATE, is_narrow, is_narrow_rate
-from perfexp.records.growth import MEGAPIXEL, Scaling
+from perfexp.records.growth import Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
@@ -323,19 +323,24 @@ def first_prediction_text(first: FirstPrediction) -> str:
 
 
 def scaling_text(scaling: Scaling) -> str:
-    """Return a scaling model: `device ≈ 1.02 ms + 14.1 ms · megapixels^1.03 ± 0.04 (10 sizes, scatter 0.8 %)`.
+    """Return a scaling model: `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (224 to 512 only, 10 sizes, …)`.
 
+    The growing part is that at the largest size, since the model says nothing about sizes beyond the measured ones.
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
     if scaling.doubt:
         return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
-    fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
+    fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
+    sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
+    where = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
         return f"{scaling.time_kind} ≈ {constant}, does not grow with the size {where}"
-    law = f"{units.format_seconds(fit.b)} · megapixels^{_exponent_text(fit.exponent)}"
-    share = fit.a / fit.at(scaling.keys[0].pixels / MEGAPIXEL)
+    height, width = largest.input_size
+    unit = f"{height}²" if height == width else f"({height}·{width})"
+    law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
+    share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
     return f"{scaling.time_kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"

@@ -11,13 +11,15 @@ import pytest
 from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
+from perfexp.plots import record_plots
+from perfexp.plots.chart import Chart
 from perfexp.records.diagnostics import Diagnostic, make
 from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Series, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remarks import raised_diagnostics
+from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
 from perfexp.summaries.wording import metric_text, metric_title
 from perfexp.tables import csv_tables
 
@@ -681,7 +683,8 @@ def test_a_sweep_of_sizes_says_how_the_time_grows(build: Builder) -> None:
     lines = shown(build, *build.sizes().points).splitlines()
     where = lines.index("scaling with the input size")
     assert re.fullmatch(
-        r"  latency ≈ (\S+ .s \+ )?(199|200|201) ms · megapixels\^(0.99|1.00) ± 0.0\d \(10 sizes, scatter 0.\d %\)",
+        r"  latency ≈ (\S+ .s \+ )?52\.\d ms · \(pixels / 512²\)\^(0.99|1.00) ± 0.0\d "
+        r"\(224 to 512 only, 10 sizes, scatter 0.\d %\)",
         lines[where + 1],
     )
 
@@ -693,15 +696,33 @@ def test_each_batch_size_has_its_line_and_a_flat_one_has_no_exponent(build: Buil
         for size in range(224, 513, 32)
     ]
     text = shown(build, *points)
-    assert re.search(r"  batch 1: latency ≈ (9.9\d|10.0) ms, does not grow with the size \(10 sizes, scatter", text)
-    assert re.search(r"  batch 4: latency ≈ .*megapixels\^", text)
+    assert re.search(r"  batch 1: latency ≈ (9.9\d|10.0) ms, does not grow with the size \(224 to 512 only", text)
+    assert re.search(r"  batch 4: latency ≈ .*\(pixels / 512²\)\^", text)
 
 
 def test_a_law_of_which_the_exponent_is_hardly_known_is_told_as_a_range(build: Builder) -> None:
-    points = [
-        build.point(seconds, size=size) for size, seconds in ((224, 0.01), (256, 0.0135), (288, 0.0165), (320, 0.021))
-    ]
-    assert re.search(r"megapixels\^\d\.\d \(\d\.\d … \d\.\d\) \(4 sizes", shown(build, *points))
+    times = (0.01, 0.0135, 0.0165, 0.021, 0.024)
+    points = [build.point(seconds, size=size) for size, seconds in zip(range(224, 353, 32), times, strict=True)]
+    text = shown(build, *points)
+    assert re.search(r"\(pixels / 352²\)\^\d\.\d \(\d\.\d … \d\.\d\) \(224 to 352 only, 5 sizes", text)
+
+
+def test_few_sizes_or_estimates_do_not_show_how_the_time_grows(build: Builder) -> None:
+    def grown(sizes: int, n: int) -> str:
+        points = [build.point(1e-7 * size**2, size=size, n=n) for size in range(224, 224 + 32 * sizes, 32)]
+        for point in points if n < 20 else ():
+            point.series[0].stop = Stop(reason="max_seconds", target=0.001, achieved=0.002)
+        record = build.record(*points)
+        plot = record_plots.plot(record)
+        assert isinstance(plot, Chart)
+        [line] = scaling_lines(rows(record))
+        assert bool(plot.panels[0].curves) is ("≈" in line)
+        return line
+
+    undetermined = "latency: growth with the size not determined: "
+    assert grown(4, 80) == undetermined + "4 sizes are too few (5 at least)"
+    assert grown(6, 12) == undetermined + "6 of 6 medians have an interval that may be too narrow"
+    assert grown(6, 80).startswith("latency ≈ ")
 
 
 @pytest.mark.parametrize(("power", "words"), [(2, "faster"), (0.6, "more slowly")])

@@ -452,7 +452,7 @@ def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) 
     points = [
         build.point(1e-7 * batch * height * width, size=(height, width), batch=batch)
         for batch in (1, 4)
-        for height, width in ((256, 128), (224, 224), (256, 512), (512, 1024))
+        for height, width in ((256, 128), (224, 224), (256, 512), (512, 512), (512, 1024))
     ]
     plot = record_plots.plot(build.record(*points))
     assert isinstance(plot, Chart)
