@@ -598,3 +598,19 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
 def test_a_metric_has_the_digits_that_its_interval_supports(value, width, text):
     metric = Metric(name="algorithm/speedup_over_default", value=value, low=value - width, high=value + width, unit="1")
     assert wording.metric_text(metric) == text
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_raised"),
+    [
+        ({}, True),
+        ({"clock_hertz": {"device": [1.98e9, 1.46e9]}, "clock_noise": {"device": 0.0005}}, True),
+        ({"clock_hertz": {"device": [1.98e9, 1.46e9]}, "clock_noise": {"device": 0.055}}, False),
+    ],
+)
+def test_a_stored_clock_warning_is_judged_again_by_its_readings(make_record, facts, is_raised):
+    points = [point(0.01, kind="device"), point(0.01, kind="device", replicate=1)]
+    points[1].facts = facts
+    points[1].doubts = [diagnostics.make("clock_moved", change=0.26, states="1979 MHz after 89%, 1458 MHz after 11%")]
+    [row] = summary.rows(make_record(points=points))
+    assert [doubt.code for doubt in row.doubts if doubt.code == "clock_moved"] == ["clock_moved"] * is_raised

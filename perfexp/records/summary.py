@@ -235,10 +235,12 @@ def row(
                 if widened is not None and is_included:
                     times[name], runs[name] = widened, count
     kind = next(iter(times), None)
-    doubts = [*first.doubts, *sampling.judge(first, kind)]
+    doubts = [*disturbances.standing(first), *sampling.judge(first, kind)]
     for other in points[1:]:
         known = {item.code for item in doubts}
-        doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
+        doubts += [
+            item for item in (*disturbances.standing(other), *sampling.judge(other, kind)) if item.code not in known
+        ]
     doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)

@@ -32,8 +32,8 @@ def overall(record: Record, table: Sequence[Row] | None = None) -> list[Line]:
     """Return one line for each timed point; the figures of a failed point are None.
 
     Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
-    n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `table` has the
-    record's rows, if they are at hand.
+    n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `table`
+    has the record's rows, if they are at hand.
     """
     table = rows(record) if table is None else table
     about = subject(record.plan, record.environment)
