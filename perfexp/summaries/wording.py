@@ -48,8 +48,8 @@ _SHARES = (
 )
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: A half-width from which both ends of an interval are shown: they are no longer equally far.
-_WIDE = 0.2
+#: A half-width from which both ends of an interval are shown, as they are no longer equally far, and their digits.
+_WIDE, _END_FIGURES = 0.2, 3
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 #: Rounding error of a sum of shares.
@@ -105,8 +105,10 @@ def rate_with_width(interval: estimators.Interval | None) -> str:
     width = interval.relative_half_width if interval else None
     if interval is None or width is None:
         return rate_text(interval)
-    ends = (units.digits(end, 3) for end in (interval.low, interval.high) if end is not None)
-    return with_width(interval, rate_text(interval), " … ".join(ends))
+    low, high = (_to_figures(end or 0.0, _END_FIGURES) for end in (interval.low, interval.high))
+    figures = _figures_beside_ends(interval)
+    text = units.digits(_to_figures(interval.value, figures), figures)
+    return with_width(interval, text, f"{units.digits(low, _END_FIGURES)} … {units.digits(high, _END_FIGURES)}")
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
@@ -200,7 +202,9 @@ def median_text(row: Row) -> str:
 
 def interval_text(interval: estimators.Interval) -> str:
     """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
-    return with_width(interval, bare_time(interval), range_text(interval))
+    figures = _figures_beside_ends(interval)
+    text = units.format_seconds(_to_figures(interval.value, figures), figures)
+    return with_width(interval, text, range_text(interval))
 
 
 def interval_or_about(interval: estimators.Interval) -> str:
@@ -364,4 +368,14 @@ def _growth_text(exponent: estimators.Interval) -> str:
 
 def _rounded(interval: estimators.Interval) -> tuple[int, float]:
     figures = supported_digits(interval)
-    return figures, float(f"{interval.value:.{figures - 1}e}")
+    return figures, _to_figures(interval.value, figures)
+
+
+def _to_figures(value: float, figures: int) -> float:
+    return float(f"{value:.{figures - 1}e}")
+
+
+def _figures_beside_ends(interval: estimators.Interval) -> int:
+    """The significant digits of a figure with its interval: those of the ends, where both are shown."""
+    width = interval.relative_half_width
+    return supported_digits(interval) if width is None or width <= _WIDE else _END_FIGURES

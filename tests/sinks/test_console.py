@@ -750,7 +750,7 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
 
 def test_two_processes_are_said_to_say_little(build: Builder) -> None:
     text = shown(build, build.point(0.0600), build.point(0.0660, replicate=1))
-    assert re.search(r"6\d ms \(3\d\.\d … 1\d\d ms\)", text), text
+    assert re.search(r"6\d\.\d ms \(3\d\.\d … 1\d\d ms\)", text), text
     assert "two processes predict little of a third" in text
 
 
