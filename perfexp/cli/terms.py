@@ -1,4 +1,4 @@
-"""Terms: what the words and marks of the tables mean, in a line each, for `perfexp help TERM`."""
+"""Terms: meanings of the words and marks of the tables, in a line each, for `perfexp help TERM`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
 def meaning(term: str) -> str:
-    """Return what a term or a percentile (`p95`) means; empty for anything else."""
+    """Return the meaning of a term or a percentile (`p95`); empty for anything else."""
     known = {name.lower(): text for name, text in TERMS.items()}
     if text := known.get(term.lower()):
         return text

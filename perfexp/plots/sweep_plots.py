@@ -160,7 +160,7 @@ def _ratio_text(run: _Run, ratios: _Ratios) -> str:
 
 
 def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
-    """What the ratios at the ends of bars are, and what `≈` before one says; empty without any."""
+    """The meaning of the ratios at the ends of bars, and of `≈` before one; empty without any."""
     if not ratios:
         return []
     words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}

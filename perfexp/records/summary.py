@@ -235,11 +235,11 @@ def row(
                 if widened is not None and is_included:
                     times[name], runs[name] = widened, count
     kind = next(iter(times), None)
-    doubts = [*disturbances.standing(first), *sampling.judge(first, kind)]
+    doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:
         known = {item.code for item in doubts}
         doubts += [
-            item for item in (*disturbances.standing(other), *sampling.judge(other, kind)) if item.code not in known
+            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in known
         ]
     doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
     doubts = idleness.judge(first, doubts)
