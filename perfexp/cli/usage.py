@@ -117,7 +117,7 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 
 def _topic(topic: str) -> str:
-    """The meaning of a command, the code of a diagnostic or a term of the tables; raises UserError for anything else."""
+    """The meaning of a command, of a code or of a term of the tables; raises UserError for anything else."""
     from perfexp.records.diagnostics import DIAGNOSTICS  # the overview does without
 
     if topic in COMMANDS:
