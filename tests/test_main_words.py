@@ -49,16 +49,22 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
     [
         ("busy_host", "busy_host (warning): other processes used … of … CPU cores"),
         ("compare", "perfexp compare --help explains it."),
+        ("p95", "p95: percentile: 95 % of the calls take at most this long"),
+        ("p50", "p50: median"),
+        ("latency", "latency: time that one caller waits"),
+        ("≈", "≈: estimate: no interval"),
+        ("cold start", "cold start: wall time of a fresh process"),
+        ("undecided", "undecided: the ratio's interval lies neither"),
     ],
 )
-def test_help_explains_a_code_and_names_where_a_command_is_explained(topic, words, capsys):
-    assert dispatch(["help", topic]) == 0
+def test_help_explains_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):
+    assert dispatch(["help", *topic.split()]) == 0
     assert capsys.readouterr().out.startswith(words)
 
 
 def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
-    assert "Did you mean busy_host?" in capsys.readouterr().err
+    assert "'busyhost' is not a command, a code or a term. Did you mean busy_host?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from perfexp.comparison import measures
 from perfexp.records import diagnostics, growth, idleness, summary
-from perfexp.records.record import Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
+from perfexp.records.record import EarlierTime, Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
@@ -60,15 +60,15 @@ def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record)
     for each in found[:2]:
         assert each.fit.exponent.value == pytest.approx(1, abs=0.02)
         assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
-        assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
+        assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * (512 / 224) ** 2, rel=0.05)
     assert found[2].fit.exponent is None
 
 
 def test_noise_is_not_a_scaling_model(make_record):
-    calls = {224: 60, 256: 4, 288: 4, 320: 4}
+    calls = {224: 60, 256: 4, 288: 4, 320: 4, 352: 60}
     noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
     short = [point(0.2, size, calls=count) for size, count in calls.items()]
-    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 4 medians have no interval")):
+    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 5 medians have no interval")):
         rows = summary.rows(make_record(points=points))
         (line,) = remarks.scaling_lines(rows)
         assert line.startswith(f"latency: growth with the size not determined: {reason}")
@@ -78,7 +78,11 @@ def test_noise_is_not_a_scaling_model(make_record):
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
     shapes = [(256, 128), (224, 224), (256, 512), (512, 1024), (128, 2048), (640, 640)]
     points = [point(1e-7 * height * width, (height, width)) for height, width in shapes]
-    (found,) = growth.scalings(summary.rows(make_record(points=points)))
+    rows = summary.rows(make_record(points=points))
+    (found,) = growth.scalings(rows)
+    [line] = remarks.scaling_lines(rows)
+    assert "(pixels / (512·1024))^" in line
+    assert "(256x128 to 512x1024 only, 6 sizes" in line
     assert found.fit.exponent.value == pytest.approx(1, abs=0.01)
     assert found.key.size_label == "512x1024"
     assert [key.pixels for key in found.keys] == sorted(height * width for height, width in shapes)
@@ -380,7 +384,8 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     ("low", "high", "text"),
     [
         (2075.0, 2974.0, "2400 ± 18 %"),
-        (1000.0, 6000.0, "2400 (1000 … 6000)"),
+        (1000.0, 6000.0, "2440 (1000 … 6000)"),
+        (810.4, 7488.0, "2440 (810 … 7490)"),
         (2440.0, 2450.0, "2445 ± 0.2 %"),
         (None, None, "≈ 2440"),
     ],
@@ -516,6 +521,36 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
 
 
+@pytest.mark.parametrize(
+    ("earlier", "runs", "words"),
+    [
+        ([(0.011, 0.0113, 0.0116)], 0, "soon after (3 processes, which differ by 3.4 % in latency)"),
+        ([(0.004, 0.01, 0.04)], 1, "soon after (3 processes, which differ by 3.4 % in latency, and 1 earlier run)"),
+        ([(0.01,), (0.02,)], 2, "of the same command, by 2 earlier runs of its plan and its processes, which differ"),
+    ],
+)
+def test_earlier_runs_count_only_where_the_intervals_include_them(make_record, earlier, runs, words):
+    points = [point(factor * 0.01, replicate=number) for number, factor in enumerate((0.967, 1.0, 1.034))]
+    times = [[(seconds, seconds) for seconds in of_run] for of_run in earlier]
+    record = make_record(points=points)
+    [alone] = summary.rows(record)
+    record.earlier = [EarlierTime(key=points[0].key, time="latency", runs=times)]
+    [row] = summary.rows(record)
+    assert row.runs == runs
+    assert (row.time == alone.time) is (runs == 0)
+    [note] = scope_notes([row])
+    assert note.startswith(f"± this machine: another run {words}")
+
+
+def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record):
+    record = make_record(points=[point(0.01)])
+    record.earlier = [EarlierTime(key=record.points[0].key, time="latency", runs=[[(0.01, 0.01), (0.011, 0.011)]])]
+    [row] = summary.rows(record)
+    assert (row.runs, row.processes) == (1, 1)
+    [note] = scope_notes([row])
+    assert note == "± this machine: another run soon after, by 1 earlier run of its plan and its one process"
+
+
 def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):
     [one] = summary.rows(make_record(points=[point(0.01)]))
     [short] = summary.rows(make_record(points=[point(0.01, calls=3)]))
@@ -564,3 +599,19 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
 def test_a_metric_has_the_digits_that_its_interval_supports(value, width, text):
     metric = Metric(name="algorithm/speedup_over_default", value=value, low=value - width, high=value + width, unit="1")
     assert wording.metric_text(metric) == text
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_raised"),
+    [
+        ({}, True),
+        ({"clock_hertz": {"device": [1.98e9, 1.46e9]}, "clock_noise": {"device": 0.0005}}, True),
+        ({"clock_hertz": {"device": [1.98e9, 1.46e9]}, "clock_noise": {"device": 0.055}}, False),
+    ],
+)
+def test_a_stored_clock_warning_is_judged_again_by_its_readings(make_record, facts, is_raised):
+    points = [point(0.01, kind="device"), point(0.01, kind="device", replicate=1)]
+    points[1].facts = facts
+    points[1].doubts = [diagnostics.make("clock_moved", change=0.26, states="1979 MHz after 89%, 1458 MHz after 11%")]
+    [row] = summary.rows(make_record(points=points))
+    assert [doubt.code for doubt in row.doubts if doubt.code == "clock_moved"] == ["clock_moved"] * is_raised

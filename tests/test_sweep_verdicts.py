@@ -10,6 +10,7 @@ import pytest
 from benchmarks.comparison import record
 from perfexp.comparison import sweep_groups, sweep_verdicts
 from perfexp.comparison.pairing import FEATURES, Side
+from perfexp.plots import sweep_plots
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
@@ -72,6 +73,40 @@ def test_each_run_is_compared_with_the_first_one():
     }
     assert [float(text.split()[0]) for text in texts.values()] == pytest.approx([0.8, 1.2, 1.0], rel=0.01)
     assert found.fastest == []
+
+
+@pytest.mark.parametrize("level", [None, 0.007])
+def test_the_plot_marks_the_ratios_that_the_table_leaves_undecided(level):
+    """The intervals of both runs of 0.7 do not overlap the baseline's; only the exact one is decided."""
+    sweep, records = swept([1.0], [0.7], [0.7])
+    for point, factor in zip(records[1].points, (0.85, 1.0, 1.15), strict=True):
+        for series in point.series:
+            series.samples = [factor * sample for sample in series.samples]
+    for one in records:
+        one.sweep.level = level
+    texts = {job: text.split()[-1] for (job, _), text in sweep_verdicts.of_sweep(sweep, records).ratios.items()}
+    assert texts == {1: "UNDECIDED", 2: "FASTER"}
+    plot = sweep_plots.plot(sweep, records)
+    bars = {bar.label: bar.text.partition(" · ")[2] for bar in plot.facets[0].groups[""]}
+    assert bars["run0"] == "baseline"
+    assert re.fullmatch(r"≈ 0\.\d+ × device", bars["run1"])
+    assert re.fullmatch(r"0\.\d+ × device", bars["run2"])
+    assert plot.caption.subtitle.endswith("; × is the ratio to the baseline, ≈ before it: undecided")
+
+
+def test_the_plot_compares_runs_of_another_model_with_the_first_of_theirs():
+    axes = [{"model": model, "algorithm": algorithm} for model in "ab" for algorithm in ("gemm", "fft")]
+    sweep, records = grid(zip(axes, (1.0, 0.8, 2.0, 3.0), strict=True))
+    for one in records:
+        one.plan["algorithm"]["name"] = one.sweep.axes["algorithm"]
+    plot = sweep_plots.plot(sweep, records)
+    texts = {
+        (name, bar.label): bar.text.partition(" · ")[2] for name, bars in plot.facets[0].groups.items() for bar in bars
+    }
+    assert texts["a", "gemm"] == texts["b", "gemm"] == "baseline"
+    ratios = {place: text.removesuffix(" × device") for place, text in texts.items() if place[1] == "fft"}
+    assert float(ratios["a", "fft"]) == pytest.approx(0.8, rel=0.01)
+    assert float(ratios["b", "fft"]) == pytest.approx(1.5, rel=0.01)
 
 
 def test_rates_too_are_compared_as_times():

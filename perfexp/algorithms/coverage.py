@@ -9,6 +9,7 @@ from typing import Any
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.races import is_own_choice
 from perfexp.records.record import Metric
 
 #: Layers that a diagnostic names before it counts the rest.
@@ -161,12 +162,17 @@ class AlgorithmReport:
     @property
     def share(self) -> float | None:
         """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
-        return self._share_of(AS_REQUESTED)
+        return self._share_of([report for report in self._passes if report.status in AS_REQUESTED])
 
-    def _share_of(self, statuses: Sequence[LayerStatus]) -> float | None:
+    @property
+    def proven_share(self) -> float | None:
+        """The part of `share` that is by code of perfexp or by observed kernels, without torch's own choice."""
+        known = [report for report in self._passes if report.status is LayerStatus.ok]
+        return self._share_of([report for report in known if not is_own_choice(report.selected, report.status)])
+
+    def _share_of(self, reports: Sequence[PassReport]) -> float | None:
         total = sum(report.flops for report in self._passes)
-        flops = sum(report.flops for report in self._passes if report.status in statuses)
-        return flops / total if total else None
+        return sum(report.flops for report in reports) / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
@@ -181,7 +187,7 @@ class AlgorithmReport:
 
     def metrics(self) -> list[Metric]:
         """FLOPs shares and peak workspace as metrics of a point."""
-        share, proven, peak = self.share, self._share_of([LayerStatus.ok]), self.workspace_peak_bytes
+        share, proven, peak = self.share, self.proven_share, self.workspace_peak_bytes
         reason = None if share is not None else "no 2-D convolution ran"
         unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [

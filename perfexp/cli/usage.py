@@ -9,6 +9,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from perfexp.cli import terms
 from perfexp.errors import UserError, did_you_mean
 
 #: Width of a terminal, in characters.
@@ -82,8 +83,9 @@ and estimated time without measuring, --config-dir DIR adds your own options, -v
 prints all metrics and the notes, --json prints results as JSON, --overwrite
 replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
 runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
-explains a command, `perfexp help keys` all options and keys, and `perfexp help
-busy_host` the code of a warning; README.md has the rest."""
+explains a command, `perfexp help keys` all options and keys, `perfexp help
+busy_host` the code of a warning, and `perfexp help p95` or `perfexp help ≈` a
+term of the tables; README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -101,7 +103,7 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     if topic == _KEYS:
         return "\n".join(_details(options, folders[0] / "config.yaml"))
     if topic and not topic.startswith("-"):
-        return _topic(topic)
+        return _topic(" ".join(arguments[1:]))
     width = max(map(len, _COMMANDS)) + 2
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
     commands = [
@@ -115,15 +117,17 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 
 def _topic(topic: str) -> str:
-    """What a command or the code of a diagnostic means; raises UserError for anything else."""
+    """The meaning of a command, of a code or of a term of the tables; raises UserError for anything else."""
     from perfexp.records.diagnostics import DIAGNOSTICS  # the overview does without
 
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
+    if text := terms.meaning(topic):
+        return textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  ")
     if topic not in DIAGNOSTICS:
-        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS))
+        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS))
         hint = "perfexp help lists commands and settings."
-        raise UserError(" ".join(filter(None, (f"'{topic}' is neither a command nor a code.", known, hint))))
+        raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a code or a term.", known, hint))))
     rule = DIAGNOSTICS[topic]
     message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))
     lines = (f"{topic} ({rule.severity}): {message}", f"help: {remedy}", "All codes: docs/reference/diagnostics.md")

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,18 @@ class SweepVerdicts:
     ratios: dict[tuple[int, str], str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fastest: list[str] = field(default_factory=list)
+
+
+class TimeRatio(NamedTuple):
+    """A time of a run over that of the baseline of its model, with the verdict; of rates it is that of a sample."""
+
+    value: float
+    verdict: Verdict
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the verdict leaves open which of the two is faster."""
+        return self.verdict in _OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,21 +150,15 @@ def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
     first = _baseline(records, contenders)[1]
     if first is None:
         return []
-    models = _models(contenders)
-    by_point: dict[tuple[str, Key], list[_Contender]] = {}
-    for one in contenders:
-        for key in (found.key for found in one.side.measurements if found.status is Status.OK):
-            by_point.setdefault((models[one.name], _place(key)), []).append(one)
-    known: dict[str, list[Compared]] = {first.name: _against(first, contenders)}
+    known: dict[str, list[Compared]] = {}
 
     def against(baseline: _Contender) -> list[Compared]:
         if baseline.name not in known:
-            of_model = [one for one in contenders if models[one.name] == models[baseline.name]]
-            known[baseline.name] = _against(baseline, of_model)
+            known[baseline.name] = decisive(_compared(baseline, _rivals(baseline, first, contenders))[0])
         return known[baseline.name]
 
     found = []
-    for (model, place), members in by_point.items():
+    for (model, place), members in _by_point(contenders).items():
         baseline = first if first in members else members[0]
         by_name = {one.name: one for one in members}
 
@@ -176,6 +183,33 @@ def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
     return found
 
 
+def time_ratios(sweep: Sweep, records: Sequence[Record]) -> dict[tuple[int, str, str], TimeRatio | None]:
+    """The ratio of each time of each run, by number, phase and measure, with the verdicts of `of_sweep`.
+
+    The baseline is that of the sweep, or for another model the first of its groups; its ratio is None. Runs that no
+    other run is compared with have no entry.
+
+    Args:
+        records: runs of one size and batch size each.
+    """
+    contenders = _contenders(sweep, records)
+    first = _baseline(records, contenders)[1]
+    if first is None:
+        return {}
+    found: dict[tuple[int, str, str], TimeRatio | None] = {}
+    every: dict[str, Sequence[Compared]] = {}
+    for place, members in ((place, members) for (_, place), members in _by_point(contenders).items()):
+        baseline, by_name = first if first in members else members[0], {one.name: one for one in members}
+        if baseline.name not in every:
+            every[baseline.name] = _compared(baseline, _rivals(baseline, first, contenders))[0]
+        for pair in every[baseline.name]:
+            if _place(pair.key) == place and pair.side in by_name:
+                ratio = TimeRatio(_ratio_of(pair).value, pair.verdict)
+                found[by_name[pair.side].jobs[place], place.phase, pair.measure] = ratio
+                found[baseline.jobs[place], place.phase, pair.measure] = None
+    return found
+
+
 def _place(key: Key) -> Key:
     """A point without its precision, in which the runs of a sweep may differ."""
     return msgspec.structs.replace(key, precision="")
@@ -187,9 +221,19 @@ def _baseline(records: Sequence[Record], contenders: Sequence[_Contender]) -> tu
     return wanted, next((one for one in contenders if wanted is None or wanted in one.names), None)
 
 
-def _against(baseline: _Contender, contenders: Sequence[_Contender]) -> list[Compared]:
-    """For each other group and common point the pair of the measure that decides; empty without a common point."""
-    return decisive(_compared(baseline, contenders)[0])
+def _by_point(contenders: Sequence[_Contender]) -> dict[tuple[str, Key], list[_Contender]]:
+    """The groups that measured each point, by the model (`_models`) and the point."""
+    models, found = _models(contenders), dict[tuple[str, Key], list[_Contender]]()
+    for one in contenders:
+        for key in (measured.key for measured in one.side.measurements if measured.status is Status.OK):
+            found.setdefault((models[one.name], _place(key)), []).append(one)
+    return found
+
+
+def _rivals(baseline: _Contender, first: _Contender, contenders: Sequence[_Contender]) -> list[_Contender]:
+    """The groups that are compared with a baseline: all with that of the sweep, otherwise those of its model."""
+    models = _models(contenders)
+    return [one for one in contenders if baseline is first or models[one.name] == models[baseline.name]]
 
 
 def _compared(baseline: _Contender, contenders: Sequence[_Contender]) -> tuple[Sequence[Compared], float]:
@@ -273,11 +317,16 @@ def _text(pairs: Sequence[Compared]) -> str:
     return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
 
 
-def _ratio_of_times(pair: Compared) -> str:
+def _ratio_of(pair: Compared) -> Interval:
     """The ratio of times with its interval, if it has one; of rates it is the inverse."""
     ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
     if not MEASURES[pair.measure].is_better_if_lower:
         ratio = Interval(value=1 / ratio.value, low=pair.high and 1 / pair.high, high=pair.low and 1 / pair.low)
+    return ratio
+
+
+def _ratio_of_times(pair: Compared) -> str:
+    ratio = _ratio_of(pair)
     text = f"{ratio.value:.3g}"
     ends = " … ".join(f"{end:.3g}" for end in (ratio.low, ratio.high) if end is not None)
     return with_width(ratio, text, ends) if ends else text

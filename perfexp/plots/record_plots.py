@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
 from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.estimates import is_narrow, is_narrow_rate
-from perfexp.records.growth import MEGAPIXEL, Odd, odd_sizes, scalings
+from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.processes import joined
 from perfexp.records.record import Key, Record
@@ -251,7 +252,7 @@ def _curves(named: Sequence[Named], where: dict[Key, float]) -> tuple[Curve, ...
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 1 if end == scaling.key.pixels else 2
         x = [start + (end - start) * step / _CURVE_SEGMENTS for step in range(_CURVE_SEGMENTS + 1)]
-        y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
+        y = tuple(scaling.fit.at(position**power / scaling.key.pixels) for position in x)
         text = scaling_text(scaling) if len(models) == 1 else "" if number else "scaling model"
         curves.append(Curve(label=text, x=tuple(x), y=y))
     return tuple(curves)
@@ -311,7 +312,7 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 
 
-def footer(table: Sequence[Row], records: Sequence[Record]) -> str:
-    """The codes of the errors and warnings of records and rows."""
+def footer(table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()) -> str:
+    """The codes of the errors and warnings of records, rows and a sweep."""
     of_records = [doubt for record in records for doubt in record.doubts]
-    return footer_of(of_records + [doubt for row in table for doubt in row.doubts])
+    return footer_of([*of_records, *(doubt for row in table for doubt in row.doubts), *of_sweep])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from perfexp.comparison import sweep_verdicts
+from perfexp.comparison.document import Verdict
+from perfexp.comparison.sweep_verdicts import TimeRatio
 from perfexp.plots import scaling_plot
 from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
 from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
@@ -19,13 +21,11 @@ from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.records.units import digits
 from perfexp.summaries.interval_scope import scope_text
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
-from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.sweep_summary import diagnostics_of, paired
 from perfexp.summaries.wording import bare_time
 
-#: Meaning of the ratios at the ends of bars.
-_RATIO = (
-    "× is the time over that of the first run of a group, ≈ where it may be 1 by both intervals, or by one process each"
-)
+#: Ratios of the times of runs by number, phase and measure; None of a baseline.
+_Ratios = Mapping[tuple[int, str, str], TimeRatio | None]
 
 
 class _Run(NamedTuple):
@@ -53,7 +53,8 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     device = ", ".join(dict.fromkeys(about.device for about in subjects if about.device))
     same = label(table[0].key, constant(row.key for row in table))
     title = " · ".join(filter(None, (one_line(sweep.name), same, units.counted(len(sweep.children), "run"))))
-    caption = Caption(title=title, subtitle=subtitle(table, device), footer=footer(table, records))
+    warnings = footer(table, records, diagnostics_of(sweep, records).values())
+    caption = Caption(title=title, subtitle=subtitle(table, device), footer=warnings)
     fields, axis = axes_of(table)
     if axis:
         named = [Named(_label(child.axes, row.key, fields, axis), row) for child, row in runs if row]
@@ -63,13 +64,10 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         of = f" of {scope}" if (scope := scope_text(table)) else ""
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return scaling_plot.plot(replace(caption, subtitle=words), sharing)
-    facets = tuple(_facets(runs))
-    if any(bar.value and "×" in bar.text for facet in facets for group in facet.groups.values() for bar in group):
-        caption = replace(
-            caption,
-            subtitle=f"{caption.subtitle}; {_RATIO}",
-        )
-    return Bars(caption=caption, facets=facets)
+    ratios = sweep_verdicts.time_ratios(sweep, records)
+    shown = [ratio for run in runs if (ratio := _ratio(run, ratios))]
+    caption = replace(caption, subtitle="; ".join([caption.subtitle, *_meaning(shown)]))
+    return Bars(caption=caption, facets=tuple(_facets(runs, ratios)))
 
 
 def _sharing(run: _Run, devices: int, fields: Sequence[str]) -> scaling_plot.Sharing:
@@ -95,7 +93,7 @@ def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
     ]
 
 
-def _facets(runs: Sequence[_Run]) -> list[Facet]:
+def _facets(runs: Sequence[_Run], ratios: _Ratios) -> list[Facet]:
     """One for each phase and kind of time; a run without a record is in each."""
     places = dict.fromkeys((run.row.key.phase, run.row.time_kind) for run in runs if run.row and run.row.time)
     facets = []
@@ -110,11 +108,11 @@ def _facets(runs: Sequence[_Run]) -> list[Facet]:
         ]
         behind = "; pale: latency" if any(_behind(run) for run in here) else ""
         prefix = f"{phase}: " if len(places) > 1 else ""
-        facets.append(Facet(title=f"{prefix}{kind} per call{behind}", groups=_groups(here)))
+        facets.append(Facet(title=f"{prefix}{kind} per call{behind}", groups=_groups(here, ratios)))
     return facets
 
 
-def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
+def _groups(runs: Sequence[_Run], ratios: _Ratios) -> dict[str, tuple[Bar, ...]]:
     """Bars by model if there are several, each group and the groups sorted by their times."""
     models = {model for run in runs if (model := _model(run))}
     groups: dict[str, list[_Run]] = {}
@@ -123,11 +121,10 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
     if all(len(group) == 1 for group in groups.values()):  # models alone need no groups
         groups = {"": list(runs)}
     ordered = sorted(groups.items(), key=lambda item: min(run.seconds for run in item[1]))
-    return {name: tuple(_bars(group, is_group=bool(name))) for name, group in ordered}
+    return {name: tuple(_bars(group, ratios, is_group=bool(name))) for name, group in ordered}
 
 
-def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
-    first = next((run.row for run in runs if run.row and run.row.time), None)
+def _bars(runs: Sequence[_Run], ratios: _Ratios, *, is_group: bool) -> list[Bar]:
     keys = [run.row.key for run in runs if run.row]
     varying = [name for name in NUMERIC if len({getattr(key, name) for key in keys}) > 1]
     bars = []
@@ -144,21 +141,31 @@ def _bars(runs: Sequence[_Run], *, is_group: bool) -> list[Bar]:
         median = run.row.time.median
         behind = run.row.times["latency"].median if _behind(run) else None
         bar = Bar(label=name, value=median, text="", is_rough=is_narrow(run.row), behind=behind)
-        ratio = _ratio_text(first, run.row) if len(runs) > 1 else ""
-        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{ratio}"))
+        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{_ratio_text(run, ratios)}"))
     return bars
 
 
-def _ratio_text(first: Row | None, row: Row) -> str:
-    """The time over that of the first run of the group, `≈` where it may be 1, or an interval is of one process."""
-    if first is None or first is row or not (first.time and row.time) or first.time.median.value <= 0:
-        return " · first"
-    one, other = first.time.median, row.time.median
-    is_known = first.is_of_machine and row.is_of_machine
-    widths = [math.log(each.high / each.low) / 2 for each in (one, other) if each.low and each.high]
-    is_clear = is_known and len(widths) == 2 and abs(math.log(other.value / one.value)) > math.hypot(*widths)
-    name = "time per call" if row.time_kind == "throughput" else row.time_kind
-    return f" · {'' if is_clear else '≈ '}{digits(other.value / one.value, 3)} × {name}"
+def _ratio(run: _Run, ratios: _Ratios) -> TimeRatio | None:
+    return ratios.get((run.child.job, run.row.key.phase, run.row.time_kind or "")) if run.row else None
+
+
+def _ratio_text(run: _Run, ratios: _Ratios) -> str:
+    """The time over that of the baseline, `≈` where the verdict is open; empty for a run that is not compared."""
+    if ratio := _ratio(run, ratios):
+        kind = run.row.time_kind if run.row else None
+        name = "time per sample" if kind == "throughput" else kind
+        return f" · {'≈ ' * ratio.is_open}{digits(ratio.value, 3)} × {name}"
+    is_baseline = run.row and (run.child.job, run.row.key.phase, run.row.time_kind) in ratios
+    return " · baseline" if is_baseline else ""
+
+
+def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
+    """The meaning of the ratios at the ends of bars, and of `≈` before one; empty without any."""
+    if not ratios:
+        return []
+    words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}
+    of = " or ".join(word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios))
+    return [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"]
 
 
 def _behind(run: _Run) -> bool:

@@ -40,6 +40,12 @@ def judge_pace(point: Point) -> list[Diagnostic]:
     return [diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)]
 
 
+def confirmed(point: Point) -> list[Diagnostic]:
+    """Return the stored diagnostics of a point, without a `clock_moved` that its readings do not show by this rule."""
+    is_disproved = point.facts.get("clock_hertz") and not judge_clocks([point.facts])
+    return [diagnostic for diagnostic in point.doubts if not (is_disproved and diagnostic.code == "clock_moved")]
+
+
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     """Compare the clocks after the blocks of the device's own time.
 

@@ -11,6 +11,7 @@ import msgspec
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.estimates import is_narrow
 from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
 from perfexp.records.units import format_bytes
 from perfexp.statistics import estimators, scaling
@@ -18,8 +19,8 @@ from perfexp.statistics import estimators, scaling
 if TYPE_CHECKING:
     from perfexp.records.summary import Row
 
-#: Pixels per unit of size of a scaling model.
-MEGAPIXEL = 1e6
+#: Least number of sizes that show how a time grows: of fewer, three parameters leave one degree of freedom at most.
+_LEAST_SIZES = 5
 #: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
 #: Scatter around a scaling model, and half-width of most medians, above which it describes noise.
@@ -54,7 +55,7 @@ class Scaling:
         key: key of the largest size.
         keys: keys of all sizes, smallest first.
         time_kind: name of the fitted time.
-        fit: model of the seconds per call over megapixels.
+        fit: model of the seconds per call over the pixels as a fraction of those of the largest size.
         doubt: why the model does not show how the time grows, such as a large scatter; empty if it does.
     """
 
@@ -87,25 +88,31 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
         if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
             medians = [_median(each) for each in group]
             widths = [median.relative_half_width for median in medians]
+            largest = group[-1].key.pixels
             fit = scaling.fit_scaling(
-                [each.key.pixels / MEGAPIXEL for each in group],
+                [each.key.pixels / largest for each in group],
                 [median.value for median in medians],
                 [_ERROR_UNKNOWN if width is None else width for width in widths],
             )
             keys = tuple(each.key for each in group)
-            kind, doubt = group[0].time_kind or "", _doubt(widths, fit.scatter)
+            kind, doubt = group[0].time_kind or "", _doubt(group, fit.scatter)
             found.append(Scaling(key=keys[-1], keys=keys, time_kind=kind, fit=fit, doubt=doubt))
     return found
 
 
-def _doubt(widths: Sequence[float | None], scatter: float) -> str:
-    """Why medians with such half-widths do not show how the time grows; empty if they do."""
-    unknown = widths.count(None)
-    wide = sum(width is not None and width > _SCATTER_MOST for width in widths)
-    parts = [f"{unknown} of {len(widths)} medians have no interval"] * bool(unknown)
-    parts += [f"{wide} of {len(widths)} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
-    scattered = f"the times scatter by {scatter:.0%}" if scatter > _SCATTER_MOST else ""
-    return ", ".join([*(parts if unknown + wide > len(widths) / 2 else ()), *([scattered] if scattered else ())])
+def _doubt(group: Sequence[Row], scatter: float) -> str:
+    """Why the medians of some sizes do not show how the time grows; empty if they do."""
+    sizes, widths = len({row.key.pixels for row in group}), [_median(row).relative_half_width for row in group]
+    known = [width for row, width in zip(group, widths, strict=True) if width is not None and not is_narrow(row)]
+    wide, unknown = sum(width > _SCATTER_MOST for width in known), widths.count(None)
+    narrow = len(group) - len(known) - unknown
+    of = f"of {len(group)} medians"
+    parts = [f"{unknown} {of} have no interval"] * bool(unknown)
+    parts += [f"{narrow} {of} have an interval that may be too narrow"] * bool(narrow)
+    parts += [f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
+    few = [f"{sizes} sizes are too few ({_LEAST_SIZES} at least)"] * (sizes < _LEAST_SIZES)
+    scattered = [f"the times scatter by {scatter:.0%}"] * (scatter > _SCATTER_MOST)
+    return ", ".join([*few, *(parts if unknown + narrow + wide > len(group) / 2 else ()), *scattered])
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:

@@ -14,7 +14,7 @@ from perfexp.records.record import Key, Metric, Point, Record, Series, Status, w
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
 
-_WORKSPACE = "algorithm/workspace_peak_bytes"
+_PROVEN, _WORKSPACE = "algorithm/proven_share", "algorithm/workspace_peak_bytes"
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -52,6 +52,8 @@ def pooled_speedup(points: Sequence[Point], name: str) -> Interval | None:
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Metric:
+    if metric.name == _PROVEN and (proven := races.proven_share(points[0])) is not None:
+        return msgspec.structs.replace(metric, value=proven)  # earlier versions counted torch's own choice
     if metric.name == _WORKSPACE:
         known = [own for point in _finished(points) if (own := point.metric(_WORKSPACE)) and own.value is not None]
         return max(known, key=lambda own: own.value or 0.0, default=metric)

@@ -1,16 +1,16 @@
-"""Races: read the times of the engines that `algorithm=fastest` compared (`facts["algorithm"]` of a point)."""
+"""Races: read the engines of a point's convolutions, and the times of those that `algorithm=fastest` compared."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from perfexp.records.record import Point
 from perfexp.statistics.estimators import Interval
 
-#: Engines whose times are compared with those of the chosen ones.
+#: Engines of torch's own choice, of an algorithm that nobody observes; their times are compared with the chosen ones.
 BASELINES = ("default", "benchmark")
 #: Name of the metric of `promised`, before the baseline.
 PROMISED = "algorithm/promised_speedup_over_"
@@ -29,6 +29,28 @@ def passes(point: Point) -> Iterator[LayerPass]:
     for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
         for one_pass in layer.get("passes", ()):
             yield layer, one_pass
+
+
+def is_own_choice(selected: object, status: object) -> bool:
+    """Whether torch's own choice computed a pass as requested: its algorithm was not observed."""
+    return selected in BASELINES and status == "ok"
+
+
+def own_choice_share(point: Point) -> float:
+    """Return the share of the convolutions' FLOPs by torch's own choice, as requested; 0 without convolutions."""
+    return _flops_share(point, is_own_choice) or 0.0
+
+
+def proven_share(point: Point) -> float | None:
+    """Return the share of the convolutions' FLOPs by a proven algorithm; None for a record of an earlier version."""
+    return _flops_share(point, lambda selected, status: status == "ok" and not is_own_choice(selected, status))
+
+
+def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> float | None:
+    every = [one_pass for _, one_pass in passes(point)]
+    total = sum(one_pass.get("flops") or 0 for one_pass in every)
+    known = [one_pass for one_pass in every if condition(one_pass.get("selected"), one_pass.get("status"))]
+    return sum(one_pass.get("flops") or 0 for one_pass in known) / total if total else None
 
 
 def timed_passes(point: Point) -> list[LayerPass]:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, sampling
+from perfexp.records import disturbances, estimates, growth, idleness, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -59,6 +59,7 @@ class Row:
         selfcheck: date of the selfcheck by which the intervals of `time` of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
+        own_choice: share of the convolutions' FLOPs by torch's own choice, of an algorithm that was not observed.
         metrics: single figures of the point; those that are computed from an estimated time or rate are estimated.
         doubts: diagnostics of the point and of its statistics.
     """
@@ -78,6 +79,7 @@ class Row:
     selfcheck: str | None = None
     phases: dict[str, float]
     samples_per_call: int
+    own_choice: float = 0.0
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
 
@@ -227,13 +229,18 @@ def row(
             spreads[name], processes[name] = component.spread if component else None, len(series)
             if earlier and name in earlier:
                 widened = _of_runs(times[name], [*earlier[name].runs, centers(summaries)])
-                if widened is not None:
-                    times[name], runs[name] = widened, len(earlier[name].runs)
+                count = len(earlier[name].runs)
+                # few runs are in the interval of several processes only where they widen it
+                is_included = len(summaries) == 1 or count + 1 >= variance.LEAST_RUNS or widened != times[name]
+                if widened is not None and is_included:
+                    times[name], runs[name] = widened, count
     kind = next(iter(times), None)
-    doubts = [*first.doubts, *sampling.judge(first, kind)]
+    doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:
         known = {item.code for item in doubts}
-        doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
+        doubts += [
+            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in known
+        ]
     doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
@@ -255,6 +262,7 @@ def row(
             if part.name.startswith("phase/") and part.measured
         },
         samples_per_call=samples_per_call(first),
+        own_choice=races.own_choice_share(first),
         metrics=pooled_metrics(points, times, kind),
         doubts=tuple(doubts),
     )

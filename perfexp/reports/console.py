@@ -214,7 +214,7 @@ class Console:
         metrics = overview.metrics(record, rows, is_brief=not self._verbose, report=report)
         for title, grid, width in (
             ("across processes", overview.processes(rows), None),
-            ("phases", overview.phases(rows), None),
+            ("phases", overview.phases(record, rows), None),
             ("other metrics", metrics, _MOST_WIDTH),
         ):
             if grid:  # one figure a line is better than several tables

@@ -163,10 +163,11 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
         yield _section("Times", "Nothing was measured.\n")
         return
     meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in time_kinds(table)]
-    intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
+    service = "; percentiles are service times" if any("latency" in row.times for row in table) else ""
+    intro = " ".join([*meanings, f"Figures are medians (p50) with their 95 % interval{service}."])
     yield _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
     yield _section("Scaling with the input size", _list(scaling_lines(table)))
-    across, phases = overview.processes(table), overview.phases(table)
+    across, phases = overview.processes(table), overview.phases(record, table)
     yield _section("Across processes", across.markdown() if across else "")
     yield _section("Phases of a call", phases.markdown() if phases else "")
     trained = overview.epochs(record)

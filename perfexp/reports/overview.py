@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from perfexp.diagnosis.environment import fact_at
 from perfexp.records import estimates, units
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
@@ -109,7 +110,7 @@ def _graph_text(row: Row) -> str:
     return wording.bare_time(time.median) if time and row.time_kind != GRAPH else ""
 
 
-def phases(rows: Sequence[Row]) -> Grid | None:
+def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
     """Return the time of each phase of a call; None if no call was split into two phases or more."""
     split = [row for row in rows if len(row.phases) > 1]
     if not split:
@@ -119,22 +120,22 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
     shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
     cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
-    return Grid([*columns, Column("data share of means", cells)], _phases_notes(split)).without_empty()
+    return Grid([*columns, Column("data share of means", cells)], _phases_notes(record, split)).without_empty()
 
 
-def _phases_notes(split: Sequence[Row]) -> list[str]:
-    """Whose times the phases are, and how much of the whole they add up to."""
-    texts = []
+def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
+    """Whose times the phases are, and how much of the main table's median their own medians add up to."""
+    # a loader is a phase, and the device's time leaves it out
+    loads = fact_at(record.plan, "data._target_") not in (None, "perfexp.data.synthetic.Synthetic")
+    shares: dict[str, list[float]] = {}
     for row in split:
-        ratio = wording.find_metric(row, "phases_over_whole")
-        if ratio is None or not ratio.value:
-            continue
-        seconds = sum(row.phases.values()) / ratio.value
-        texts.append(f"{wording.percent(ratio.value)} of a call of {units.format_seconds(seconds, 3)}")
-    if not texts:
+        kind = "latency" if loads and "latency" in row.times else row.time_kind
+        if kind in row.times and wording.find_metric(row, "phases_over_whole"):
+            shares.setdefault(kind, []).append(sum(row.phases.values()) / row.times[kind].median.value)
+    sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
+    if not sums:
         return []
-    of_whole = texts[0] if len(texts) == 1 else f"{texts[0]} … {texts[-1]}"
-    return [f"medians of a pass of their own, one phase after the other; their sum is {of_whole} without that pass"]
+    return [f"medians of a pass of their own, one phase after the other; their sum is {' and '.join(sums)}"]
 
 
 def epochs(record: Record) -> Grid | None:

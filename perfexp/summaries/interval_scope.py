@@ -87,7 +87,9 @@ def _of_one_process(rows: Sequence[Row], where: str) -> str:
 def _of_runs(rows: Sequence[Row], where: str) -> str:
     earlier, spread = units.counted(min(row.runs for row in rows), "earlier run"), _spread_text(rows)
     processes = f" and its processes{spread}" if spread else " and its one process"
-    return f"± this machine{where}: another run of the same command, by {earlier} of its plan{processes}"
+    # variance between runs enters from the third on
+    which = "of the same command" if min(row.runs for row in rows) + 1 >= variance.LEAST_RUNS else "soon after"
+    return f"± this machine{where}: another run {which}, by {earlier} of its plan{processes}"
 
 
 def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
@@ -107,9 +109,8 @@ def _of_processes(rows: Sequence[Row], where: str) -> str:
     runs = min(row.runs for row in rows)
     few = f"; {_TWO_PROCESSES}" if counts == "2" and not runs else ""
     more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
-    which = "of the same command" if runs else "soon after"
     of_run = f"{counts} processes{_spread_text(rows)}{more}"
-    return f"± this machine{where}: another run {which} ({of_run}){few}"
+    return f"± this machine{where}: another run soon after ({of_run}){few}"
 
 
 #: Whom intervals hold for, the least first.

@@ -108,18 +108,19 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     phases = {row.key.phase for table in tables for row in table}
     kinds = wording.time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
+    remarks = [_remarks(child.status, table, raised.get(child.job)) for child, table in lines]
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
         *(Column(name, [_axis(name, child, plain) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
-        Column("samples/s", map(_rates, tables), rank=1),
-        Column(title, (_ratio(ratios, child, table) for child, table in lines)),
-        Column("algorithm coverage", map(coverage, tables), rank=1),
-        Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=2),
-        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=2),
-        Column("remarks", (_remarks(child.status, table, raised.get(child.job)) for child, table in lines), prose=True),
+        Column("samples/s", map(_rates, tables), rank=3),
+        Column(title, (_ratio(ratios, child, table) for child, table in lines), rank=2),
+        Column("algorithm coverage", map(coverage, tables), rank=3),
+        Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=4),
+        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=4),
+        Column("remarks", remarks, prose=True, rank=1),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
     notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles, with_rates=True)]

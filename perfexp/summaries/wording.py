@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
 from perfexp.records.estimates import WORK_RATE, is_narrow, is_narrow_rate
-from perfexp.records.growth import MEGAPIXEL, Scaling
+from perfexp.records.growth import Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
@@ -48,10 +48,12 @@ _SHARES = (
 )
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: A half-width from which both ends of an interval are shown: they are no longer equally far.
-_WIDE = 0.2
+#: A half-width from which both ends of an interval are shown, as they are no longer equally far, and their digits.
+_WIDE, _END_FIGURES = 0.2, 3
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
+#: Rounding error of a sum of shares.
+_ROUNDING = 1e-9
 TOO_FEW = "too few effective samples"
 #: What the figures of one process leave open.
 ANOTHER_RUN = "another run on this machine may differ by more"
@@ -103,8 +105,10 @@ def rate_with_width(interval: estimators.Interval | None) -> str:
     width = interval.relative_half_width if interval else None
     if interval is None or width is None:
         return rate_text(interval)
-    ends = (units.digits(end, 3) for end in (interval.low, interval.high) if end is not None)
-    return with_width(interval, rate_text(interval), " … ".join(ends))
+    low, high = (_to_figures(end or 0.0, _END_FIGURES) for end in (interval.low, interval.high))
+    figures = _figures_beside_ends(interval)
+    text = units.digits(_to_figures(interval.value, figures), figures)
+    return with_width(interval, text, f"{units.digits(low, _END_FIGURES)} … {units.digits(high, _END_FIGURES)}")
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
@@ -145,6 +149,13 @@ def percent(fraction: float) -> str:
     if 0 < abs(value) < 0.005:
         return "< 0.01 %"
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
+
+
+def percent_range(fractions: Iterable[float]) -> str:
+    """Return the least and the largest of some fractions as percentages: `25 … 50 %`, or one if they are the same."""
+    known = sorted(fractions)
+    least, most = percent(known[0]), percent(known[-1])
+    return most if least == most else f"{least.removesuffix(' %')} … {most}"
 
 
 def time_kinds(rows: Iterable[Row]) -> list[str]:
@@ -191,7 +202,9 @@ def median_text(row: Row) -> str:
 
 def interval_text(interval: estimators.Interval) -> str:
     """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
-    return with_width(interval, bare_time(interval), range_text(interval))
+    figures = _figures_beside_ends(interval)
+    text = units.format_seconds(_to_figures(interval.value, figures), figures)
+    return with_width(interval, text, range_text(interval))
 
 
 def interval_or_about(interval: estimators.Interval) -> str:
@@ -283,18 +296,23 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and whether all of it is proven: `100 %, not all verified`; empty without.
+    """Return the algorithm coverage, and whether all of it is proven: `100 %, 42 % not observed`; empty without.
 
-    Records of older versions lack the proof.
+    Torch's own choice is not observed, cuDNN's kernels are not verified, and records of older versions lack the proof.
     """
     asked, proven = (find_metric(row, name) for name in (COVERAGE, PROVEN))
     if asked is None or not asked.value:
         return metric_text(asked)
     if proven is None or proven.value is None:
         return f"{metric_text(asked)}, proof not recorded"
-    if proven.value == asked.value:
+    own, rest = row.own_choice, asked.value - proven.value - row.own_choice
+    if rest <= _ROUNDING and own <= _ROUNDING:
         return f"{metric_text(asked)}, proven"
-    return f"{metric_text(asked)}, {'not all verified' if proven.value else 'not verified'}"
+    if own <= _ROUNDING:
+        return f"{metric_text(asked)}, {'not all verified' if proven.value else 'not verified'}"
+    share = f"{percent(own)} " if asked.value - own > _ROUNDING else ""
+    verified = f", {percent(rest)} not verified" if rest > _ROUNDING else ""
+    return f"{metric_text(asked)}, {share}not observed{verified}"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
@@ -309,19 +327,24 @@ def first_prediction_text(first: FirstPrediction) -> str:
 
 
 def scaling_text(scaling: Scaling) -> str:
-    """Return a scaling model: `device ≈ 1.02 ms + 14.1 ms · megapixels^1.03 ± 0.04 (10 sizes, scatter 0.8 %)`.
+    """Return a scaling model: `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (224 to 512 only, 10 sizes, …)`.
 
+    The growing part is that at the largest size, since the model says nothing about sizes beyond the measured ones.
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
     if scaling.doubt:
         return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
-    fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
+    fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
+    sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
+    where = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
         return f"{scaling.time_kind} ≈ {constant}, does not grow with the size {where}"
-    law = f"{units.format_seconds(fit.b)} · megapixels^{_exponent_text(fit.exponent)}"
-    share = fit.a / fit.at(scaling.keys[0].pixels / MEGAPIXEL)
+    height, width = largest.input_size
+    unit = f"{height}²" if height == width else f"({height}·{width})"
+    law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
+    share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
     return f"{scaling.time_kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
@@ -345,4 +368,14 @@ def _growth_text(exponent: estimators.Interval) -> str:
 
 def _rounded(interval: estimators.Interval) -> tuple[int, float]:
     figures = supported_digits(interval)
-    return figures, float(f"{interval.value:.{figures - 1}e}")
+    return figures, _to_figures(interval.value, figures)
+
+
+def _to_figures(value: float, figures: int) -> float:
+    return float(f"{value:.{figures - 1}e}")
+
+
+def _figures_beside_ends(interval: estimators.Interval) -> int:
+    """The significant digits of a figure with its interval: those of the ends, where both are shown."""
+    width = interval.relative_half_width
+    return supported_digits(interval) if width is None or width <= _WIDE else _END_FIGURES

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfexp.records.races import BASELINES, LayerPass, passes, seconds_of, sums, timed_passes
+from perfexp.records.races import BASELINES, LayerPass, is_own_choice, passes, seconds_of, sums, timed_passes
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import allows_tf32, label, subject, varying
-from perfexp.summaries.wording import interval_text, percent
+from perfexp.summaries.wording import interval_text, percent_range
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: What the statuses of a pass that ran as requested say about its kernels.
@@ -66,7 +66,7 @@ def coverage(record: Record) -> list[str]:
     shares = [found for point in record.points if (found := _shares(point))]
     lines = {name: [found.get(name, 0.0) for found in shares] for found in shares for name in found}
     texts = [
-        f"{_range_text(values)} by {name}" for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
+        f"{percent_range(values)} by {name}" for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
     ]
     return [f"coverage of the FLOPs: {', '.join(texts)}"] if texts else []
 
@@ -79,14 +79,9 @@ def _shares(point: Point) -> dict[str, float]:
             return {}
         name, status = str(one_pass["selected"]), one_pass["status"]
         known = _STATUSES.get(status, status)
-        flops[_OWN_CHOICE if name in BASELINES and status == "ok" else f"{name} ({known})"] += one_pass["flops"]
+        flops[_OWN_CHOICE if is_own_choice(name, status) else f"{name} ({known})"] += one_pass["flops"]
     total = flops.total()
     return {name: count / total for name, count in flops.items() if count} if total else {}
-
-
-def _range_text(shares: Sequence[float]) -> str:
-    least, most = percent(min(shares)), percent(max(shares))
-    return most if least == most else f"{least.removesuffix(' %')} … {most}"
 
 
 def saved_multiplications(record: Record) -> list[str]:

@@ -31,9 +31,9 @@ _COLUMNS = {POWER: "power_mean_w", ENERGY: "energy_per_inference_j"}
 def overall(record: Record, table: Sequence[Row] | None = None) -> list[Line]:
     """Return one line for each timed point; the figures of a failed point are None.
 
-    Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind` and None if n is too
-    small for their interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `table` has the
-    record's rows, if they are at hand.
+    Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
+    n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `table`
+    has the record's rows, if they are at hand.
     """
     table = rows(record) if table is None else table
     about = subject(record.plan, record.environment)

@@ -195,15 +195,15 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
 
 
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """Growth of a time with the size, at the step of the largest size; a missing exponent has a reason."""
+    """Growth of a time with the size, at the step of the largest size; a missing figure has a reason."""
     for scaling in scalings(rows):
         fit, exponent = scaling.fit, None if scaling.doubt else scaling.fit.exponent
         values = {
             "exponent": exponent.value if exponent else None,
             "exponent_low": exponent.low if exponent else None,
             "exponent_high": exponent.high if exponent else None,
-            "constant_ms": fit.a * 1e3,
-            "per_megapixel_ms": fit.b * 1e3,
+            "constant_ms": None if scaling.doubt else fit.a * 1e3,
+            "growing_ms": None if scaling.doubt else fit.b * 1e3,
             "scatter_percent": fit.scatter * 100,
         }
         for name, value in values.items():

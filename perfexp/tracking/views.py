@@ -132,7 +132,7 @@ VIEWS = (
         order="metrics.`scaling/exponent`",
         columns={
             **_metrics(scaling__exponent=95, scaling__exponent_low=95, scaling__exponent_high=95),
-            **_metrics(scaling__constant_ms=95, scaling__per_megapixel_ms=95),
+            **_metrics(scaling__constant_ms=95, scaling__growing_ms=95),
             "params.`algorithm`": 110,
             **_CONDITIONS,
             **_SUBJECT,

@@ -26,12 +26,12 @@ class TwoConvolutions(torch.nn.Module):
 
 @pytest.fixture
 def measure():
-    def go(name):
+    def go(name, **settings):
         device = CpuDevice()
         session = adapt(TwoConvolutions(), "two").open(
             device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
         )
-        algorithm = Forced(name=name)
+        algorithm = Forced(name=name, **settings)
         modes, stopping = {"inference": Inference()}, Fixed(warmup=1, measure=2)
         with algorithm.applied(session):
             procedure = Procedure(
@@ -55,6 +55,12 @@ def test_the_share_that_ran_as_asked_is_in_every_point_also_of_a_size_seen_befor
         assert {name: layer["status"] for name, layer in layers.items()} == {"strided": "fallback", "plain": "ok"}
         assert "stride" in layers["strided"]["reason"]
         assert [doubt.code for doubt in point.doubts if doubt.code != "busy_host"][:1] == ["algorithm_fallback"]
+
+
+def test_layers_that_are_left_to_torch_are_not_proven(measure):
+    for point in measure("gemm", layers={"strided": "default"}):
+        assert point.metric("algorithm/flops_share").value == 1
+        assert point.metric("algorithm/proven_share").value == pytest.approx(16 / (12 + 16))
 
 
 def test_what_runs_as_asked_is_no_reason_for_doubt(measure):

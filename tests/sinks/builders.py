@@ -161,5 +161,5 @@ class Builder:
             if known is not None:
                 membership = SweepMembership(uid="s1", job=job, axes=values)
                 algorithm = {"algorithm": {"name": values.get("algorithm", "default")}}
-                records.append(self.record(*known, plan=algorithm, sweep=membership, name=name))
+                records.append(self.record(*known, plan=algorithm, sweep=membership, name=name, uid=f"{job:032x}"))
         return sweep, records

@@ -11,13 +11,15 @@ import pytest
 from builders import PLAN, Builder
 
 from perfexp.orchestration.progress_relay import ProgressRelay
+from perfexp.plots import record_plots
+from perfexp.plots.chart import Chart
 from perfexp.records.diagnostics import Diagnostic, make
-from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Status, Stop, SweepMembership
+from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Series, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remarks import raised_diagnostics
+from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
 from perfexp.summaries.wording import metric_text, metric_title
 from perfexp.tables import csv_tables
 
@@ -240,6 +242,22 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
     assert re.search(r"data +forward +loss +backward +optimizer +data share of means", text)
     assert "≈ 12.5 s" in text
     assert "accuracy: the labels are random" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "of"), [("synthetic.Synthetic", "80 % of device p50"), ("images.Images", "40 … 53 % of latency p50")]
+)
+def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Builder, data: str, of: str) -> None:
+    """Medians of 0.08 s together, a device time of 0.1 s, latencies of 0.2 and 0.15 s, and another ratio of means."""
+    points = []
+    for size, latency in ((224, 0.2), (256, 0.15)):
+        phases = [Series(name=f"phase/{name}", samples=[0.04] * 20, warmup=0) for name in ("forward", "backward")]
+        series = [*phases, Series(name="latency", samples=build.samples(latency), warmup=0)]
+        metrics = [Metric(name="phases_over_whole", value=1.3, unit="1")]
+        points.append(build.point(0.1, size=size, noise=0.0, kinds=("device",), series=series, metrics=metrics))
+    record = build.record(*points, plan={"data": {"_target_": f"perfexp.data.{data}"}})
+    text = "\n".join(lines_of(lambda console: console.results(record)))
+    assert text.endswith(f"one phase after the other; their sum is {of}")
 
 
 @pytest.mark.parametrize(
@@ -665,7 +683,8 @@ def test_a_sweep_of_sizes_says_how_the_time_grows(build: Builder) -> None:
     lines = shown(build, *build.sizes().points).splitlines()
     where = lines.index("scaling with the input size")
     assert re.fullmatch(
-        r"  latency ≈ (\S+ .s \+ )?(199|200|201) ms · megapixels\^(0.99|1.00) ± 0.0\d \(10 sizes, scatter 0.\d %\)",
+        r"  latency ≈ (\S+ .s \+ )?52\.\d ms · \(pixels / 512²\)\^(0.99|1.00) ± 0.0\d "
+        r"\(224 to 512 only, 10 sizes, scatter 0.\d %\)",
         lines[where + 1],
     )
 
@@ -677,15 +696,33 @@ def test_each_batch_size_has_its_line_and_a_flat_one_has_no_exponent(build: Buil
         for size in range(224, 513, 32)
     ]
     text = shown(build, *points)
-    assert re.search(r"  batch 1: latency ≈ (9.9\d|10.0) ms, does not grow with the size \(10 sizes, scatter", text)
-    assert re.search(r"  batch 4: latency ≈ .*megapixels\^", text)
+    assert re.search(r"  batch 1: latency ≈ (9.9\d|10.0) ms, does not grow with the size \(224 to 512 only", text)
+    assert re.search(r"  batch 4: latency ≈ .*\(pixels / 512²\)\^", text)
 
 
 def test_a_law_of_which_the_exponent_is_hardly_known_is_told_as_a_range(build: Builder) -> None:
-    points = [
-        build.point(seconds, size=size) for size, seconds in ((224, 0.01), (256, 0.0135), (288, 0.0165), (320, 0.021))
-    ]
-    assert re.search(r"megapixels\^\d\.\d \(\d\.\d … \d\.\d\) \(4 sizes", shown(build, *points))
+    times = (0.01, 0.0135, 0.0165, 0.021, 0.024)
+    points = [build.point(seconds, size=size) for size, seconds in zip(range(224, 353, 32), times, strict=True)]
+    text = shown(build, *points)
+    assert re.search(r"\(pixels / 352²\)\^\d\.\d \(\d\.\d … \d\.\d\) \(224 to 352 only, 5 sizes", text)
+
+
+def test_few_sizes_or_estimates_do_not_show_how_the_time_grows(build: Builder) -> None:
+    def grown(sizes: int, n: int) -> str:
+        points = [build.point(1e-7 * size**2, size=size, n=n) for size in range(224, 224 + 32 * sizes, 32)]
+        for point in points if n < 20 else ():
+            point.series[0].stop = Stop(reason="max_seconds", target=0.001, achieved=0.002)
+        record = build.record(*points)
+        plot = record_plots.plot(record)
+        assert isinstance(plot, Chart)
+        [line] = scaling_lines(rows(record))
+        assert bool(plot.panels[0].curves) is ("≈" in line)
+        return line
+
+    undetermined = "latency: growth with the size not determined: "
+    assert grown(4, 80) == undetermined + "4 sizes are too few (5 at least)"
+    assert grown(6, 12) == undetermined + "6 of 6 medians have an interval that may be too narrow"
+    assert grown(6, 80).startswith("latency ≈ ")
 
 
 @pytest.mark.parametrize(("power", "words"), [(2, "faster"), (0.6, "more slowly")])
@@ -713,7 +750,7 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
 
 def test_two_processes_are_said_to_say_little(build: Builder) -> None:
     text = shown(build, build.point(0.0600), build.point(0.0660, replicate=1))
-    assert re.search(r"6\d ms \(3\d\.\d … 1\d\d ms\)", text), text
+    assert re.search(r"6\d\.\d ms \(3\d\.\d … 1\d\d ms\)", text), text
     assert "two processes predict little of a third" in text
 
 

@@ -4,7 +4,9 @@ import pytest
 
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Metric
+from perfexp.records.summary import rows
 from perfexp.reports import markdown, run_files
+from perfexp.summaries import sweep_summary, wording
 from perfexp.tables import convolutions
 from perfexp.tables.csv_tables import to_csv
 
@@ -99,9 +101,30 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
         Metric(name=f"algorithm/{name}_share", value=value, unit="1")
         for name, value in (("flops", 1), ("proven", 0.25))
     ]
-    text = markdown.markdown(chosen)
-    assert "100 %, not all verified" in text
-    assert "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm" in " ".join(text.replace("\\", "").split())
+    text = " ".join(markdown.markdown(chosen).replace("\\", "").split())
+    assert "100 %, 25 % not observed, 75 % not verified" in text
+    assert "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm" in text
+
+
+@pytest.mark.parametrize(
+    ("layers", "recorded", "text"),
+    [
+        ([layer("a", "default")], 1.0, "100 %, not observed"),
+        ([layer("a", "default")], 0.0, "100 %, not observed"),
+        ([layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)], 1.0, "100 %, 42 % not observed"),
+        ([layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)], 0.58, "100 %, 42 % not observed"),
+        ([layer("a", "torch.gemm"), layer("b", "torch.fft")], 1.0, "100 %, proven"),
+        ([layer("a", "cudnn.gemm", "requested")], 0.0, "100 %, not verified"),
+    ],
+)
+def test_what_is_proven_leaves_out_torchs_own_choice_also_in_older_records(record, layers, recorded, text):
+    made = record((8, *layers))
+    made.points[0].metrics += [
+        Metric(name=f"algorithm/{name}_share", value=value, unit="1")
+        for name, value in (("flops", 1.0), ("proven", recorded))
+    ]
+    assert wording.coverage_text(rows(made)[0]) == text
+    assert sweep_summary.coverage(rows(made)) == text
 
 
 def test_the_coverage_of_a_requested_algorithm_has_no_engines_to_name(record):

@@ -114,13 +114,20 @@ def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
 
 def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_path):
     content = payload.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
-    names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "per_megapixel_ms", "scatter_percent")
+    names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "growing_ms", "scatter_percent")
     for batch, child in zip((1, 8), content.children[:2], strict=True):
         found = {figure.name: figure for figure in child.figures if figure.name.startswith("scaling/")}
         assert set(found) == {f"scaling/{name}" for name in names}
         assert found["scaling/exponent"].value == pytest.approx(1, abs=0.01)
         assert found["scaling/exponent"].step == 512
-        assert found["scaling/per_megapixel_ms"].value == pytest.approx(10 * batch * 1e6 / 224**2, rel=0.02)
+        assert found["scaling/growing_ms"].value == pytest.approx(10 * batch * (512 / 224) ** 2, rel=0.02)
+
+
+def test_a_growth_that_is_not_determined_has_no_figure_but_its_scatter(make_record, tmp_path):
+    content = payload.of_run(make_record(sizes=(224, 288, 352, 416)), tmp_path)
+    found = [figure.name for figure in content.figures if figure.name.startswith("scaling/")]
+    assert found == ["scaling/scatter_percent"]
+    assert "scaling/growing_ms: 4 sizes are too few (5 at least)" in content.tags["perfexp.dropped_metrics"]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_growth_and_processes_have_their_sections_where_there_is_something_to_sa
     ]
     text = markdown.markdown(build.record(*points))
     assert "## Scaling with the input size\n\n- latency ≈ " in text
-    assert "· megapixels^" in text
+    assert "· (pixels / 512²)^" in text
     assert "## Across processes\n\n| size | latency p50 | CI95 | spread | processes |" in text
     alone = markdown.markdown(build.record(build.point()))
     assert "Scaling" not in alone

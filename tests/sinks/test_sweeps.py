@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from builders import Builder
 
+from perfexp.plots import sweep_plots
 from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
@@ -118,6 +119,9 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     sweep, records = build.sweep(axes, [[build.point(each, facts={})] for each in seconds])
     found = sweep_summary.diagnostics_of(sweep, records)
     assert list(found) == ([1] if raised else [])
+    plot = sweep_plots.plot(sweep, records)
+    assert plot is not None
+    assert ("multi_gpu_slower" in plot.caption.footer) is raised
     if raised:
         scope = " in these runs (one process each, undecided)"
         assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
@@ -206,3 +210,19 @@ def test_memory_and_energy_of_runs_of_one_point_have_columns(build: Builder) -> 
     grid = sweep_summary.runs(*build.sweep([{"batch_size": "1"}, {"batch_size": "2"}], [[point], [other]]))
     cells = {column.title: column.cells for column in grid.columns}
     assert (cells["memory"][0], cells["energy/per_call"]) == ("1.00 MiB", ("1.50 J", ""))
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_breaks_no_name_of_a_sweep(build: Builder, width: int, is_terminal: bool) -> None:
+    axes = [{"model": model, "gpu.count": count} for model in ("fastscnn", "ocrnet_hrnetw48") for count in ("1", "2")]
+    points = [[build.point(seconds, facts={})] for seconds in (0.06, 0.15, 0.06, 0.15)]
+    sweep, records = build.sweep(axes, points)
+    out = io.StringIO()
+    out.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    Console(out=out, err=out, width=width).show_sweep(sweep, None, records)
+    text = re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
+    lines = text[text.index("  run ") :].splitlines()
+    assert max(map(len, lines)) <= width
+    assert [word for line in lines for word in line.split()].count("ocrnet_hrnetw48") == 2
+    assert [line.split()[-1] for line in lines].count("multi_gpu_slower") == 2
