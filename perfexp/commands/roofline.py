@@ -62,7 +62,9 @@ def roofline(
     if len(rooflines) > 1 and (out or summary):
         raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
+    drawn = {path for place in places for path in _drawn_before(place)}
+    files = [path for *_, targets in planned for path in targets.values()]
+    _refuse_targets([path for path in files if path.resolve() not in drawn], places, force=force)
     documents = []
     for result, folder, targets in planned:
         if not as_json:
@@ -118,6 +120,12 @@ def _of_run(
         return
     for stem, result in sink.stems(of_record(record, peaks, sheets=sheets, title=label)).items():
         yield folder / stem, result
+
+
+def _drawn_before(place: Path) -> Iterator[Path]:
+    """The rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did."""
+    folder = place if place.is_dir() else place.parent
+    yield from ((folder / name).resolve() for name in RunPaths(folder).claimed() if "roofline" in name)
 
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:

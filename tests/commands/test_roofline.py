@@ -166,7 +166,20 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
     assert (run / "roofline.png").is_file()
     claimed = json.loads((run / "manifest.json").read_text())["files"]
     assert {"roofline.png", "roofline.svg", "roofline.html", "roofline.csv"} <= set(claimed)
-    assert commands.run(["roofline", str(run / "record.json"), "--force"]) == 0
+
+
+def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(run, capsys):
+    assert commands.run(["roofline", str(run)]) == 0
+    before = (run / "roofline.csv").read_text()
+    (run / "roofline.csv").write_text("cut off")
+    assert commands.run(["roofline", str(run / "record.json")]) == 0
+    assert (run / "roofline.csv").read_text() == before
+    (run / "manifest.json").write_text(json.dumps({"files": ["record.json", "roofline.png", "roofline.svg"]}))
+    assert commands.run(["roofline", str(run)]) == 2
+    assert "roofline.html, " in (told := capsys.readouterr().err)
+    assert "roofline.csv would be overwritten" in told
+    assert "roofline.png" not in told
+    assert commands.run(["roofline", str(run), "--force"]) == 0
 
 
 def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(run, tmp_path, capsys):
