@@ -1,12 +1,15 @@
 """The full benchmark: batch sizes by phase, inference with the trained weights, one file, and two files compared."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands
+from perfexp.comparison import device_summary
+from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import installation
 from perfexp.models.weights import load_weights
@@ -179,4 +182,26 @@ def test_two_files_give_speedup_throughput_memory_and_accuracy(make_record, tmp_
         assert figures == pytest.approx([2.0, 2.0, 2.5, 0.02])
     assert commands.run(["compare", *map(str, files)]) == 0
     printed = capsys.readouterr().out
-    assert "speedup 2.000, throughput ratio 2.000, memory efficiency 2.500, accuracy +2.00 percentage points" in printed
+    for one in devices:
+        assert one["undecided"] == ["speedup", "throughput_ratio", "memory_efficiency"], "one process of each"
+    assert "speedup ≈ 2.000, throughput ratio ≈ 2.000, memory efficiency" in " ".join(printed.split())
+    assert "efficiency (samples/s per byte of peak memory) ≈ 2.500" in " ".join(printed.split())
+    assert "accuracy +2.00 percentage points" in printed
+
+
+def test_a_ratio_of_devices_is_decided_if_all_of_its_pairs_are():
+    def pair(measure, ratio, verdict):
+        key = SimpleNamespace(phase="train")
+        return SimpleNamespace(side="B", key=key, measure=measure, ratio=ratio, verdict=verdict)
+
+    side = SimpleNamespace(name="B", differences=[SimpleNamespace(key="device")])
+    pairs = [pair("device", 0.5, Verdict.BETTER), pair("device", 0.5, Verdict.SAME)]
+    pairs += [pair("throughput", 2.0, Verdict.BETTER), pair("memory", 0.8, Verdict.UNDECIDED)]
+    [found] = device_summary.summaries([side], pairs)
+    assert found.undecided == ("memory_efficiency",)
+    words = (
+        "train: speedup 2.000, throughput ratio 2.000, memory efficiency (samples/s per byte of peak memory) ≈ 2.500"
+    )
+    assert device_summary.in_words(found) == words
+    [found] = device_summary.summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])
+    assert found.undecided == ("speedup", "memory_efficiency")

@@ -94,6 +94,16 @@ def test_the_plot_marks_the_ratios_that_the_table_leaves_undecided(level):
     assert plot.caption.subtitle.endswith("; × is the ratio to the baseline, ≈ before it: undecided")
 
 
+@pytest.mark.parametrize(("level", "said"), [(0.0, "no intervals before 3 processes"), (0.007, "99.3 % intervals")])
+def test_the_confidence_of_turns_is_told_if_there_are_intervals(level, said):
+    sweep, records = swept([1.0], [0.7])
+    for one in records:
+        one.sweep.level = level
+    lines = [line for line in sweep_verdicts.of_sweep(sweep, records).notes if line.startswith("± of ")]
+    assert [said in line for line in lines] == [True]
+    assert "100 %" not in lines[0]
+
+
 def test_the_plot_compares_runs_of_another_model_with_the_first_of_theirs():
     axes = [{"model": model, "algorithm": algorithm} for model in "ab" for algorithm in ("gemm", "fft")]
     sweep, records = grid(zip(axes, (1.0, 0.8, 2.0, 3.0), strict=True))

@@ -91,7 +91,7 @@ def header(comparison: Comparison) -> list[str]:
     levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
     runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
-    intervals = _intervals(min(levels, default=ALPHA)) if measured or levels else "no intervals"
+    intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
     rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}{runs}"
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
     constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
@@ -116,7 +116,7 @@ def _processes(comparison: Comparison) -> list[str]:
     return [f"{', '.join(f'{name} {count}' for name, count in zip(counts, of_each, strict=True))} processes"]
 
 
-def _intervals(level: float) -> str:
+def interval_words(level: float) -> str:
     """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side: {ANOTHER_RUN}"

@@ -22,13 +22,16 @@ def summaries(sides: Iterable[SideFacts], pairs: Sequence[Compared]) -> Iterator
 
 
 def in_words(summary: DeviceSummary) -> str:
-    """A summary in one line."""
-    figures = {
-        "speedup": summary.speedup,
-        "throughput ratio": summary.throughput_ratio,
-        "memory efficiency": summary.memory_efficiency,
+    """A summary in one line; ≈ stands before a ratio that is undecided."""
+    words = {
+        "speedup": "speedup",
+        "throughput_ratio": "throughput ratio",
+        "memory_efficiency": "memory efficiency (samples/s per byte of peak memory)",
     }
-    texts = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
+    texts = []
+    for name, word in words.items():
+        if (value := getattr(summary, name)) is not None:
+            texts.append(f"{word} {'≈ ' if name in summary.undecided else ''}{value:.3f}")
     if summary.accuracy_difference is not None:
         texts.append(f"accuracy {100 * summary.accuracy_difference:+.2f} percentage points")
     return f"{summary.phase}: {', '.join(texts)}"
@@ -39,7 +42,10 @@ def _summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
         name: _geometric_mean(pair.ratio for pair in pairs if pair.measure == name and pair.ratio)
         for name in dict.fromkeys(pair.measure for pair in pairs if pair.ratio)
     }
-    seconds = next((ratios[name] for name in _TIMES if name in ratios), None)
+    time = next((name for name in _TIMES if name in ratios), "")
+    open_pairs = {pair.measure for pair in pairs if pair.verdict == Verdict.UNDECIDED}
+    parts = {"speedup": {time}, "throughput_ratio": {"throughput"}, "memory_efficiency": {"throughput", "memory"}}
+    seconds = ratios.get(time)
     rate, memory = ratios.get("throughput"), ratios.get("memory")
     accuracies = [pair.other - pair.baseline for pair in pairs if pair.measure == "accuracy"]
     return DeviceSummary(
@@ -49,6 +55,7 @@ def _summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
         throughput_ratio=rate,
         memory_efficiency=rate / memory if rate and memory else None,
         accuracy_difference=sum(accuracies) / len(accuracies) if accuracies else None,
+        undecided=tuple(name for name, measures in parts.items() if measures & open_pairs),
     )
 
 

@@ -121,6 +121,7 @@ class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
         throughput_ratio: rate of the other side over that of the baseline.
         memory_efficiency: ratio of the rates per byte of peak memory.
         accuracy_difference: accuracy of the other side minus that of the baseline.
+        undecided: names of the ratios that contain an undecided pair.
     """
 
     side: str
@@ -129,6 +130,7 @@ class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     throughput_ratio: float | None
     memory_efficiency: float | None
     accuracy_difference: float | None
+    undecided: tuple[str, ...] = ()
 
 
 class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

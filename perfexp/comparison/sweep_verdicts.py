@@ -249,6 +249,8 @@ def _of_level(title: str, level: float) -> list[str]:
     """A line on the confidence of the ratios' intervals, where processes took turns until a verdict was reached."""
     if level >= ALPHA:
         return []
+    if not level:
+        return [f"± of {title}: {comparison_table.interval_words(level)}"]
     return [f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"]
 
 

@@ -13,7 +13,7 @@ from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
 from perfexp.records.diagnostics import Severity
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
-from perfexp.roofline.placement import Roofline, Row
+from perfexp.roofline.placement import Limit, Roofline, Row
 from perfexp.roofline.sentences import pretty
 from perfexp.summaries.subject import one_line
 
@@ -159,7 +159,10 @@ def _legend(axes: Any, roofline: Roofline) -> None:
     """Meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
     handles = []
     for limit, color in COLORS.items():
-        share = sum(row.time_share for row in roofline.parts if row.limit is limit)
+        rows = [row for row in roofline.parts if row.limit is limit]
+        if limit is Limit.unclear and not rows:
+            continue
+        share = sum(row.time_share for row in rows)
         handles.append(_handle("o", f"{roofline.noun} {limit.value}: {share:.0%} of the time", color=color, alpha=0.7))
     if plane.with_l2(roofline):
         handles.append(_handle("o", "at its intensity by L2 bytes", markerfacecolor="white", markeredgecolor=_GREY))

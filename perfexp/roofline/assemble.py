@@ -223,6 +223,7 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
     kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
+    algorithm = _algorithm_of_all(record)
     timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
@@ -238,15 +239,15 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     roofline = _roofline(
         title,
         peaks,
-        _analytic(lines, kind),
-        [(name, label, which, _analytic([line], kind)) for name, label, which, line in layers],
-        [(name, "pass", _analytic(own, kind)) for name, own in passes.items()],
+        _analytic(lines, kind, algorithm),
+        [(name, label, which, _analytic([line], kind, algorithm)) for name, label, which, line in layers],
+        [(name, "pass", _analytic(own, kind, algorithm)) for name, own in passes.items()],
         is_analytic=True,
     )
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 
-def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
+def _analytic(lines: Sequence[Mapping[str, Any]], kind: str, algorithm: str) -> Load:
     """The work of some lines: those with known work cover the whole call, so the others add nothing.
 
     Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
@@ -262,7 +263,21 @@ def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
         dram_bytes=float(sum(moved)) if has_bytes else None,
         flops_basis=Basis.analytic,
         bytes_basis=Basis.analytic,
+        may_be_less=any(_may_multiply_less(line, algorithm) for line in timed),
     )
+
+
+def _algorithm_of_all(record: Record) -> str:
+    """The algorithm that a plan requests for every convolution; empty where torch or a race chooses, or for several."""
+    node = record.plan.get("algorithm")
+    name = str(node.get("name", "")) if isinstance(node, Mapping) and not node.get("layers") else ""
+    return "" if name in ("default", "fastest") else name
+
+
+def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:
+    """Whether a layer's convolution ran Winograd or FFT, or nobody observed what it ran."""
+    ran = str(line.get("ran") or algorithm)
+    return bool(line.get("convolution")) and (not ran or "winograd" in ran or "fft" in ran)
 
 
 def _layer(line: Mapping[str, Any]) -> str:

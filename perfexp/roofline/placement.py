@@ -36,12 +36,17 @@ class Limit(Enum):
 
     memory = "near a memory ceiling"
     compute = "near a compute ceiling"
+    unclear = "of unclear limit"
     neither = "near neither"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Work, with FLOPs by data type (`fp32`, `half`, `tensor fp16`, …), and its duration; None where unknown."""
+    """Work, with FLOPs by data type (`fp32`, `half`, `tensor fp16`, …), and its duration; None where unknown.
+
+    Attributes:
+        may_be_less: whether fewer FLOPs than these may have been computed, as by Winograd.
+    """
 
     seconds: float
     launches: int = 1
@@ -50,6 +55,7 @@ class Load:
     l2_bytes: float | None = None
     flops_basis: Basis = Basis.counted
     bytes_basis: Basis = Basis.counted
+    may_be_less: bool = False
 
     @property
     def total_flops(self) -> float | None:
@@ -86,6 +92,7 @@ def together(loads: Iterable[Load]) -> Load:
         l2_bytes=_sum(part.l2_bytes for part in parts),
         flops_basis=_basis(part.flops_basis for part in parts),
         bytes_basis=_basis(part.bytes_basis for part in parts),
+        may_be_less=any(part.may_be_less for part in parts),
     )
 
 
@@ -174,7 +181,9 @@ class Row:
         """The kind of the ceiling that is near."""
         if self.share is None or self.share < NEAR:
             return Limit.neither
-        return Limit.memory if self.binds in (DRAM, L2) else Limit.compute
+        if self.binds in (DRAM, L2):
+            return Limit.memory
+        return Limit.unclear if self.load.may_be_less else Limit.compute
 
     @property
     def has_place(self) -> bool:

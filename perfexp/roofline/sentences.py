@@ -59,6 +59,11 @@ def meaning(roofline: Roofline, row: Row) -> str:
         return f"Memory limits it ({memory} of DRAM's bandwidth): only moving fewer bytes makes it faster."
     if binds == L2:
         return f"The L2 cache limits it ({reached} of its bandwidth): reuse data in shared memory."
+    if row.limit is Limit.unclear:
+        return (
+            f"It reaches {compute} of {binds} by the FLOPs of direct convolution; Winograd and FFT multiply less: only "
+            "the counters of a profiler show what limits it (profiler=ncu)."
+        )
     if roofline.percentages:
         return f"The SM limits it: its busiest part, which may not compute FLOPs, is {compute} used."
     return f"Compute limits it ({compute} of {binds}): only fewer or cheaper operations make it faster."
@@ -85,6 +90,9 @@ def _summary(roofline: Roofline) -> str:
     for part in roofline.parts:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
     order = (*(limit.value for limit in Limit), "without both figures")
+    if any(part.limit is Limit.unclear for part in roofline.parts):
+        why = f"{Limit.unclear.value} (Winograd and FFT multiply less than counted)"
+        kinds[why], order = kinds[Limit.unclear.value], tuple(why if k == Limit.unclear.value else k for k in order)
     spent = ", ".join(f"{kinds[kind]:.0%} are {kind}" for kind in order if round(100 * kinds[kind]) > 0)
     names = {DRAM: "memory ceiling", total.fullest_pipe: "compute ceiling"}
     if roofline.percentages:

@@ -31,6 +31,8 @@ _BADNESS: dict[str, Callable[[float], float]] = {
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),
 }
+#: Codes whose figure means the same in all messages, whatever else they say.
+_ALWAYS_COMPARABLE = ("launch_bound", "device_idle")
 _SEVERITIES = list(Severity)
 
 
@@ -57,9 +59,13 @@ class Raised:
     @property
     def _place(self) -> str:
         others = len(self.where) - 1
-        if others and self._range:
+        if not others:
+            return self.where[0]
+        if self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} measurements"
-        return f"{self.where[0]} and {counted(others, 'more measurement')}" if others else self.where[0]
+        if len({diagnostic.message for diagnostic in self.diagnostics}) > 1:
+            return f"{self.where[0]}, one of {len(self.where)} measurements that differ in this"
+        return f"{self.where[0]} and {counted(others, 'more measurement')}"
 
     @property
     def _range(self) -> str:
@@ -72,7 +78,9 @@ class Raised:
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
-    """Whether the messages contain figures and differ in nothing else: not in a unit, a name or a reason."""
+    """Whether the messages contain figures that mean the same: they differ neither in a unit, a name nor a reason."""
+    if diagnostics[0].code in _ALWAYS_COMPARABLE:
+        return all(map(_figure, diagnostics))
     texts = {_FIGURE.sub("", diagnostic.message) for diagnostic in diagnostics}
     return bool(_figure(diagnostics[0])) and len(texts) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,8 +27,9 @@ from perfexp.roofline.counters import wanted
 from perfexp.roofline.kernel_names import cut, labels, short
 from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import by_hand, matching, named, of_sheet
-from perfexp.roofline.placement import Basis, Row
+from perfexp.roofline.placement import Basis, Limit, Row
 from perfexp.roofline.sentences import meaning
+from perfexp.work import Geometry
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)
@@ -309,7 +311,7 @@ def test_a_folder_of_ones_own_adds_a_gpu_and_a_damaged_file_is_told(tmp_path: Pa
         read([tmp_path])
 
 
-def layer(path: str, which: Pass, seconds: float, **work: int) -> Line:
+def layer(path: str, which: Pass, seconds: float, **work: Any) -> Line:
     key = LayerKey(path=path, call=0, operation=None, kind="Conv2d", which=which)
     spread = Spread(mean=seconds, median=seconds, low=None, high=None)
     nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
@@ -342,6 +344,36 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
     assert found.total.load.dram_bytes == 9.1e7
     assert found.analytic
     assert "analytic" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ran", "limit"),
+    [
+        ({"name": "winograd_nonfused"}, None, Limit.unclear),
+        ({"name": "default"}, None, Limit.unclear),
+        ({"name": "default"}, "fft or fft_tiling", Limit.unclear),
+        ({"name": "default"}, "implicit_gemm", Limit.compute),
+        ({"name": "implicit_precomp_gemm"}, None, Limit.compute),
+        ({"name": "implicit_precomp_gemm", "layers": {"conv1": "winograd"}}, None, Limit.unclear),
+    ],
+)
+def test_flops_that_may_not_have_been_computed_show_no_limit(make_record, algorithm, ran, limit) -> None:
+    """A matrix product has the FLOPs of its definition, a convolution those of a direct one."""
+    work = {"flops": 9 * 10**8, "bytes_min": 10**6}
+    convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    lines = [
+        layer("conv1", Pass.forward, 3e-3, **{**work, "flops": 27 * 10**8}, convolution=convolution, ran=ran),
+        layer("fc", Pass.forward, 1e-3, **work),
+    ]
+    plan = {"gpu": {"facts": SHEET}, "algorithm": algorithm}
+    found = of_record(run_of(make_record, lines, plan=plan))["inference"]
+    assert [row.limit for row in found.parts] == [limit, Limit.compute]
+    summary, first = meaning(found, found.total), meaning(found, found.parts[0])
+    is_unclear = limit is Limit.unclear
+    assert ("25% are near a compute ceiling" in summary) is is_unclear
+    assert ("75% are of unclear limit (Winograd and FFT multiply less" in summary) is is_unclear
+    assert ("only the counters of a profiler show what limits it" in first) is is_unclear
+    assert ("Compute limits it" in first) is not is_unclear
 
 
 def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) -> None:

@@ -175,6 +175,25 @@ def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Build
     )
 
 
+def test_the_range_covers_doubts_that_differ_in_their_cause_too(build: Builder) -> None:
+    points = [
+        build.point(size=size, doubts=[make("launch_bound", busy=f"{share}% of the loop's median call", issuing=cause)])
+        for size, share, cause in ((224, 30, "the host needs 95%"), (256, 26, "the pace changed"), (288, 60, "unknown"))
+    ]
+    assert (
+        "warning: 256, the worst of 3 measurements: the device is busy 26% of the loop's median call; the pace changed "
+        "(26% to 60% over all) (launch_bound)" in shown(build, *points).splitlines()
+    )
+
+
+def test_figures_of_one_doubt_are_not_those_of_the_others(build: Builder) -> None:
+    doubts = [Diagnostic(code="odd", message=text, help="look") for text in ("3 of 4 blocks", "5 spikes", "2 gaps")]
+    points = [build.point(size=224 + 32 * number, doubts=[doubt]) for number, doubt in enumerate(doubts)]
+    record = build.record(*points)
+    [raised] = raised_diagnostics(record, rows(record))
+    assert raised.lines[0] == "warning: 224, one of 3 measurements that differ in this: 3 of 4 blocks (odd)"
+
+
 def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(build: Builder) -> None:
     points = []
     for size, effective, width in ((224, 8, 0.05), (256, 10, 0.12)):
