@@ -162,6 +162,8 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         differing["precision"] = before, after
     if "device" in differing:
         differing.pop("board", None)  # another product is another board, too
+    if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
+        differing.pop("training", None)  # of which nothing is compared
     subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():

@@ -787,3 +787,10 @@ def test_a_store_that_refuses_a_comparison_is_an_error_after_the_table(saved, mo
     assert code == TrackingFailed.exit_code
     assert "SAME" in printed.out
     assert "no such server. The comparison itself is complete" in printed.err
+
+
+@pytest.mark.parametrize(("phases", "is_subject"), [(("inference", "train"), True), (("inference",), False)])
+def test_settings_of_a_training_are_compared_with_a_training_only(make_record, phases, is_subject):
+    sgd, adam = (make_record(phases=phases, plan={"mode": {"train": {"optimizer": name}}}) for name in ("sgd", "adam"))
+    found = [one.key for one in comparability.differences(sgd, adam)]
+    assert ("training" in found) is is_subject
