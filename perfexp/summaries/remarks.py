@@ -64,7 +64,7 @@ class Raised:
         if self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} measurements"
         if len({diagnostic.message for diagnostic in self.diagnostics}) > 1:
-            return f"{self.where[0]}, one of {len(self.where)} measurements that differ in this"
+            return f"{self.where[0]}, and {counted(others, 'more measurement')} with other details"
         return f"{self.where[0]} and {counted(others, 'more measurement')}"
 
     @property

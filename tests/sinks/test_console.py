@@ -191,7 +191,7 @@ def test_figures_of_one_doubt_are_not_those_of_the_others(build: Builder) -> Non
     points = [build.point(size=224 + 32 * number, doubts=[doubt]) for number, doubt in enumerate(doubts)]
     record = build.record(*points)
     [raised] = raised_diagnostics(record, rows(record))
-    assert raised.lines[0] == "warning: 224, one of 3 measurements that differ in this: 3 of 4 blocks (odd)"
+    assert raised.lines[0] == "warning: 224, and 2 more measurements with other details: 3 of 4 blocks (odd)"
 
 
 def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(build: Builder) -> None:
