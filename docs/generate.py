@@ -325,8 +325,10 @@ def diagnostics(families: dict[str, dict[str, str]]) -> str:
         raise Stale(f"descriptions and diagnostics differ: {sorted(wrong)}")
     parts = [
         "# Diagnostics\n",
-        f"{len(DIAGNOSTICS)} codes qualify a figure or explain why it is missing. The CSV column `doubts` and\n"
-        "`record.json` carry all codes; the console prints errors and warnings, and notes with `-v`.\n",
+        f"{len(DIAGNOSTICS)} codes qualify a figure or explain why it is missing. The tables' column\n"
+        "`doubts` and `perfexp show --json` carry all codes; the console prints errors and warnings, and notes\n"
+        "with `-v`. What follows from several processes, sizes or runs together (`process_apart`,\n"
+        "`scaling_unexpected`, `multi_gpu_slower`, …) is derived when results are read, and not in `record.json`.\n",
         "* **error**: the figure must not be used.\n* **warning**: printed with the results.\n"
         "* **note**: in the record, the tables and `report.md`, and on the console with `-v`.\n",
         f"Families: {', '.join(f'[{name}](#{name.replace(chr(32), chr(45))})' for name in families)}.\n",

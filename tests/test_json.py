@@ -5,6 +5,8 @@ import json
 import pytest
 
 from perfexp.__main__ import dispatch
+from perfexp.records import diagnostics
+from perfexp.tables import json_results
 from tests.roofline.listings import long_form, many
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "replicate=1")
@@ -80,3 +82,15 @@ def test_a_roofline_prints_the_rows_of_its_csv_and_its_files(tmp_path, capsys):
     assert code == 0
     assert [row["level"] for row in roofline["rows"]].count("kernel") == 3
     assert str(tmp_path / "ncu_roofline.csv") in roofline["files"]
+
+
+def test_diagnostics_of_measurements_are_among_those_of_their_run(make_record, tmp_path):
+    record = make_record(sizes=(224, 256))
+    record.doubts.append(diagnostics.Diagnostic(code="of_the_run", message="x"))
+    for point, load in zip(record.points, (9.0, 12.0), strict=True):
+        point.doubts.append(diagnostics.make("busy_host", load=load, cores=64))
+    found = json_results.of_run(record, tmp_path)["diagnostics"]
+    [busy] = [one for one in found if one["code"] == "busy_host"]
+    assert busy["where"] == ["256", "224"]
+    assert "12.0 of 64" in busy["detail"]
+    assert [one["where"] for one in found if one["code"] == "of_the_run"] == [[]]

@@ -16,7 +16,7 @@ TERMS = {
     "≈": "estimate: no interval, one that may be too narrow, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",
     "algorithm coverage": "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
-    "memory": "peak of the tensors on a GPU; on a CPU the largest resident memory of the process",
+    "memory": "peak of the timed calls, not of the first ones: tensors on a GPU, resident memory on a CPU",
     "cycles": "clock cycles of the device per call, which do not change with its clock",
     "MFU": "FLOP/s of the pipelined loop, by the model's definition, over the device's peak in that precision",
     "energy": "of a call in the loop: mean power of the meter times the time of a call",

@@ -174,6 +174,8 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     if undefined := [pair for pair in pairs if pair.ratio is None]:
         names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
+    if any(pair.measure == "memory" for pair in pairs):
+        notes.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
     if any(pair.measure == "energy" for pair in pairs):
         notes.append(
             "energy is energy/per_image of perfexp show: of a loop of calls back to back, in which a device may wait "

@@ -21,19 +21,17 @@ from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
-#: Metrics that have columns of their own, and metrics for the CSV only.
+#: Metrics that have columns or notes of their own.
 _SHOWN_ELSEWHERE = (
     wording.PEAK_MEMORY,
     wording.DATA_SHARE,
     wording.PROVEN,
-    "memory/warmup_peak_bytes",
-    "phases_over_whole",
-    "loop/host_seconds",
     wording.METER_ACCURACY,
 )
 #: Metrics that `perfexp show -v` and report.md have, by the beginnings of their names.
 _DETAILS = (
-    *("memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
+    *(wording.FIRST_MEMORY, "memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
+    *("phases_over_whole", "loop/host_seconds"),
     *("work/forward_macs", "work/bytes_min", "work/activation_bytes"),
     *("train/loss_first", "train/evaluation_seconds", "train/checkpoint_seconds"),
     *("algorithm/workspace_peak_bytes", "algorithm/launched_share", "algorithm/promised_", "layers/unattributed_share"),
@@ -95,6 +93,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         *shortages,
         _pooled_note(rows, asked),
         *wording.rate_notes(rows),
+        *metric_notes.memories(rows),
     ]
     return Grid(columns, list(filter(None, notes))).without_empty()
 

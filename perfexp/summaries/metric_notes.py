@@ -12,6 +12,8 @@ from perfexp.summaries import wording
 
 #: Joules of calls at the pace of the device, beside those of the loop.
 _QUEUED = "energy/queued_per_call_joules"
+#: Memory of the first calls over that of the timed ones from which it is told.
+_MORE_MEMORY = 1.02
 #: Peak of each share of it.
 _PEAKS = {
     "mfu": ("MFU", "the data sheet's peak"),
@@ -26,6 +28,17 @@ def peaks(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
     of = f"in {precisions.pop()}" if len(precisions) == 1 else "in the precision of each point"
     texts = [f"{title} is of {peak} {of}" for name, (title, peak) in _PEAKS.items() if name in names]
     return ["; ".join(texts)] if texts else []
+
+
+def memories(rows: Sequence[Row]) -> list[str]:
+    """How much more memory the first calls took than the timed ones, of the point with the largest difference."""
+    found = [[wording.find_metric(row, name) for name in (wording.FIRST_MEMORY, wording.PEAK_MEMORY)] for row in rows]
+    known = [(first.value, peak.value) for first, peak in found if first and peak and first.value and peak.value]
+    first, peak = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
+    if first <= _MORE_MEMORY * peak:
+        return []
+    most = f"{'up to ' if len(rows) > 1 else ''}{units.format_bytes(first)} instead of {units.format_bytes(peak)}"
+    return [f"memory is of the timed calls; the first calls, which choose kernels, took {most}"]
 
 
 def estimated(shown: Sequence[Metric], kinds: Sequence[str]) -> list[str]:

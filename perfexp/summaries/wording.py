@@ -15,7 +15,7 @@ from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators
 
 #: Metrics with columns of their own.
-PEAK_MEMORY = "memory/peak_bytes"
+PEAK_MEMORY, FIRST_MEMORY = "memory/peak_bytes", "memory/warmup_peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
 METER_ACCURACY = "energy/meter_accuracy"

@@ -13,7 +13,7 @@ from perfexp.records.record import Key, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject
-from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.sweep_summary import diagnostics_of, paired
 from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
 
 Cell = str | float | int | bool | None
@@ -28,12 +28,12 @@ FIRST_COLUMNS = (
 _COLUMNS = {POWER: "power_mean_w", ENERGY: "energy_per_inference_j"}
 
 
-def overall(record: Record, table: Sequence[Row] | None = None) -> list[Line]:
+def overall(record: Record, table: Sequence[Row] | None = None, further: Sequence[Diagnostic] = ()) -> list[Line]:
     """Return one line for each timed point; the figures of a failed point are None.
 
     Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
     n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `table`
-    has the record's rows, if they are at hand.
+    has the record's rows, if they are at hand, and `further` diagnostics of the run that its sweep shows.
     """
     table = rows(record) if table is None else table
     about = subject(record.plan, record.environment)
@@ -47,7 +47,7 @@ def overall(record: Record, table: Sequence[Row] | None = None) -> list[Line]:
             **_percentile_columns(row, percentiles),
             **_figure_columns(row, phases, metrics, ranged),
             "device": about.device,
-            **_outcome_columns(row, record.doubts),
+            **_outcome_columns(row, (*record.doubts, *further)),
         }
         for row in table
     ]
@@ -66,8 +66,9 @@ def epochs(record: Record) -> list[Line]:
 def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
     """Return one line for each point of each run of a sweep, the axes that vary first; a run without points has one."""
     lines: list[Line] = []
+    raised = diagnostics_of(summary, records)
     for child, record in paired(summary, records):
-        points = overall(record) if record else []
+        points = overall(record, further=[raised[child.job]] if child.job in raised else []) if record else []
         if not points:
             points = [{"status": child.status.value, "error": child.error}]
         lines += [{**child.axes, "job": child.job, "run": child.name, **point} for point in points]

@@ -11,30 +11,36 @@ from typing import Any
 
 import msgspec
 
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables import csv_tables, tidy
+from perfexp.summaries.remarks import Raised, raised_diagnostics
+from perfexp.summaries.sweep_summary import diagnostics_of
+from perfexp.tables import tidy
 
 #: Version of the document.
 _FORMAT = 1
 
 
-def of_run(record: Record, folder: Path) -> dict[str, Any]:
-    """Return a run: where it is, how it ended, its diagnostics, and a line for each measurement."""
+def of_run(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> dict[str, Any]:
+    """Return a run: where it is, how it ended, its diagnostics, and a line for each measurement.
+
+    Each diagnostic comes once, with the details of its worst measurement and the names of all (`where`); without names
+    it is of the whole run. `further` are diagnostics of the run that its sweep shows.
+    """
+    raised = [*raised_diagnostics(record, rows(record)), *(Raised(diagnostics=(one,)) for one in further)]
     return {
         "name": record.name,
         "uid": record.uid,
         "folder": str(folder),
         "status": record.status.value,
-        "diagnostics": msgspec.to_builtins(record.doubts),
-        "points": [{name: cell for name, cell in line.items() if cell is not None} for line in _lines(record, folder)],
+        "diagnostics": [{**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised],
+        "points": [
+            {name: cell for name, cell in line.items() if cell is not None and name not in tidy.IDENTITY}
+            for line in tidy.points(record, folder, further)
+        ],
     }
-
-
-def _lines(record: Record, folder: Path) -> list[csv_tables.Line]:
-    return [
-        {name: cell for name, cell in line.items() if name not in tidy.IDENTITY} for line in tidy.points(record, folder)
-    ]
 
 
 def document(runs: Sequence[dict[str, Any]], **facts: Any) -> str:
@@ -50,7 +56,12 @@ def of_sweep(sweep: Sweep, runs: Sequence[tuple[Record, Path]], folder: Path) ->
         for child in sweep.children
         if child.job not in recorded
     ]
-    return document([*(of_run(record, place) for record, place in runs), *failed], sweep=str(folder))
+    raised = diagnostics_of(sweep, [record for record, _ in runs])
+    found = [
+        of_run(record, place, [raised[record.sweep.job]] if record.sweep and record.sweep.job in raised else [])
+        for record, place in runs
+    ]
+    return document([*found, *failed], sweep=str(folder))
 
 
 def text(content: Any) -> str:

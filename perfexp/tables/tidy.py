@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfexp.diagnosis.environment import fact_at
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import subject
@@ -48,10 +49,10 @@ _HEAD = (
 Block = dict[str, Any]
 
 
-def points(record: Record, folder: Path) -> list[Line]:
+def points(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
     """Return one line for each timed point, as in `csv_tables.overall`, after the run's identity; at least a status."""
     identity, about = _identity(record, folder), subject(record.plan, record.environment)
-    lines = [_point(line) for line in csv_tables.overall(record)] or [{"status": record.status.value}]
+    lines = [_point(line) for line in csv_tables.overall(record, further=further)] or [{"status": record.status.value}]
     names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
     return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
 

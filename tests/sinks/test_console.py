@@ -276,7 +276,20 @@ def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Buil
         points.append(build.point(0.1, size=size, noise=0.0, kinds=("device",), series=series, metrics=metrics))
     record = build.record(*points, plan={"data": {"_target_": f"perfexp.data.{data}"}})
     text = "\n".join(lines_of(lambda console: console.results(record)))
-    assert text.endswith(f"one phase after the other; their sum is {of}")
+    assert f"one phase after the other; their sum is {of}\n" in text
+
+
+def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -> None:
+    def point(size: int, first: float) -> Point:
+        memory = (("memory/peak_bytes", 2.0**30), ("memory/warmup_peak_bytes", first * 2**30))
+        return build.point(size=size, metrics=[Metric(name=name, value=value, unit="bytes") for name, value in memory])
+
+    words = "memory is of the timed calls; the first calls, which choose kernels, took"
+    assert words not in shown(build, point(224, 1.0), point(256, 1.01))
+    assert f"{words} 8.00 GiB instead of 1.00 GiB" in shown(build, point(224, 8.0))
+    assert f"{words} up to 3.00 GiB instead of 1.00 GiB" in shown(build, point(224, 1.0), point(256, 3.0))
+    record = build.record(point(224, 1.0))
+    assert "memory/warmup_peak" in "\n".join(lines_of(lambda console: console.results(record, report="below")))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is said of a sweep's runs."""
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
+from perfexp.tables import csv_tables, json_results
 
 
 def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None:
@@ -113,7 +115,9 @@ def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
 
 
 @pytest.mark.parametrize(("slow_seconds", "raised"), [(0.15, True), (0.0601, False), (0.03, False)])
-def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow_seconds: float, raised: bool) -> None:
+def test_two_devices_that_are_slower_than_one_are_a_warning(
+    build: Builder, tmp_path: Path, slow_seconds: float, raised: bool
+) -> None:
     axes = [{"gpu.count": count, "model": model} for model in ("a", "b") for count in ("1", "2")]
     seconds = (0.06, slow_seconds, 0.06, 0.06)
     sweep, records = build.sweep(axes, [[build.point(each, facts={})] for each in seconds])
@@ -128,6 +132,16 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
         assert sweep_summary.diagnostic_lines(sweep, records)[0].startswith("warning: run 1 resnet50-1: 2 devices")
         cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
+    folders = [(record, tmp_path) for record in records]
+    runs = json.loads(json_results.of_sweep(sweep, folders, tmp_path))["runs"]
+    assert ["multi_gpu_slower" in [one["code"] for one in run["diagnostics"]] for run in runs] == [
+        False,
+        raised,
+        False,
+        False,
+    ]
+    for lines in ([run["points"][0] for run in runs], csv_tables.sweep(sweep, records)):
+        assert ["multi_gpu_slower" in line["doubts"].split(";") for line in lines] == [False, raised, False, False]
 
 
 def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is_named(build: Builder) -> None:
