@@ -281,15 +281,17 @@ def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Buil
 
 def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -> None:
     def point(size: int, first: float) -> Point:
-        memory = (("memory/peak_bytes", 2.0**30), ("memory/warmup_peak_bytes", first * 2**30))
-        return build.point(size=size, metrics=[Metric(name=name, value=value, unit="bytes") for name, value in memory])
+        made = build.point(size=size)
+        [peak] = [metric.value for metric in made.metrics if metric.name == "memory/peak_bytes"]
+        assert peak == 513 * 2**20
+        made.metrics.append(Metric(name="memory/warmup_peak_bytes", value=first * peak, unit="bytes"))
+        return made
 
     words = "memory is of the timed calls; the first calls, which choose kernels, took"
     assert words not in shown(build, point(224, 1.0), point(256, 1.01))
-    assert f"{words} 8.00 GiB instead of 1.00 GiB" in shown(build, point(224, 8.0))
-    assert f"{words} up to 3.00 GiB instead of 1.00 GiB" in shown(build, point(224, 1.0), point(256, 3.0))
-    record = build.record(point(224, 1.0))
-    assert "memory/warmup_peak" in "\n".join(lines_of(lambda console: console.results(record, report="below")))
+    assert f"{words} 4.01 GiB instead of 513 MiB" in shown(build, point(224, 8.0))
+    assert f"{words} up to 1.50 GiB instead of 513 MiB" in shown(build, point(224, 1.0), point(256, 3.0))
+    assert "memory/warmup_peak" in shown(build, point(224, 1.0), verbose=True)
 
 
 @pytest.mark.parametrize(
