@@ -18,6 +18,8 @@ from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
 from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
 from perfexp.layers import Key as RowKey
+from perfexp.layers.table import Line, Spread
+from perfexp.measuring import layers_pass
 from perfexp.measuring.layers_pass import dissect, not_tried
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
@@ -28,6 +30,7 @@ from perfexp.modes.train import Train
 from perfexp.records import diagnostics
 from perfexp.records.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
 from perfexp.stopping import Fixed
+from perfexp.work import Geometry
 
 KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
 
@@ -129,6 +132,24 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
     assert [doubt.code for doubt in point.doubts if doubt.code.startswith("algorithm")] == codes
     if codes:
         assert "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)" in point.doubts[0].message
+
+
+def test_the_algorithm_of_torchs_own_choice_is_read_from_its_kernels():
+    def line(which, **fields):
+        key = RowKey(path="conv", call=0, operation=None, kind="Conv2d", which=which)
+        spread = Spread(mean=1.0, median=1.0, low=None, high=None)
+        kernels = {"void implicit_convolve_sgemm<float, float, 1024>(int)": 1.0}
+        return Line(key=key, kind="Conv2d", seconds=spread, gap_seconds=spread, kernels=kernels, **fields)
+
+    geometry = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    lines = [
+        line(Pass.forward, convolution=geometry),
+        line(Pass.forward, convolution=geometry, ran="fft"),
+        line(Pass.backward, convolution=geometry),
+        line(Pass.forward),
+    ]
+    layers_pass._add_own_choice(lines)
+    assert [each.ran for each in lines] == ["implicit_gemm", "fft", None, None]
 
 
 def test_a_scripted_model_has_no_layers_and_says_so():

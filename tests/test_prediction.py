@@ -162,8 +162,13 @@ def test_baselines_recover_the_curves_that_they_are_made_for():
     assert skill.pooled(list(scores.values()))["coverage"] > 0.5
 
 
-def curve_over(values):
-    """A curve of a record by input size and batch size, each value known to ±0.1 %."""
+def curve_over(values, *, quantity="time", spread=0.001):
+    """A curve of a record by input size and batch size, each value known to ±0.1 %, or without an interval."""
+
+    def interval(value):
+        ends = (None, None) if spread is None else ((1 - spread) * value, (1 + spread) * value)
+        return Interval(value=value, low=ends[0], high=ends[1])
+
     about = Subject(
         model="resnet18", algorithm="default", mode="inference", precision="fp32", execution="eager", device=None
     )
@@ -173,9 +178,9 @@ def curve_over(values):
         identity="",
         device=MeasuredDevice.of({}),
         phase="inference",
-        quantity="time",
+        quantity=quantity,
         kind="device",
-        values={pair: Interval(value=one, low=0.999 * one, high=1.001 * one) for pair, one in values.items()},
+        values={pair: interval(value) for pair, value in values.items()},
         out_of_memory=frozenset(),
         conditions={},
         ended="",
@@ -191,6 +196,14 @@ def test_a_larger_size_that_takes_less_time_is_a_stair_at_each_batch_size(fallin
     found = [item.message for item in lookup.stairs(curve_over(values))]
     assert any(f"192 · batch {falling} takes longer than 224 · batch {falling}" in text for text in found) is is_stair
     assert is_stair or not found
+
+
+def test_memory_that_falls_with_the_size_is_a_stair_without_any_interval():
+    pairs = [((size, size), 1) for size in range(128, 289, 32)]
+    for values, is_stair in (([100, 101, 60, 62, 64, 66], True), ([100, 101, 102, 104, 106, 108], False)):
+        counted = {pair: float(value) for pair, value in zip(pairs, values, strict=True)}
+        found = [item.message for item in lookup.stairs(curve_over(counted, quantity="memory", spread=None))]
+        assert any("160 · batch 1 needs more memory than 192 · batch 1" in text for text in found) is is_stair
 
 
 def test_a_curve_without_inner_points_is_not_scored():

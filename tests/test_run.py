@@ -309,7 +309,7 @@ def test_phases_that_do_not_fit_the_queue_are_held_against_the_time_of_the_devic
     assert point.find_series("device") is not None
     assert point.metric("phases_over_whole").value > 2
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "phases_disagree"]
-    assert "of `device`: they do not fit the launch queue" in doubt.message
+    assert "of its `device`: they do not fit the launch queue" in doubt.message
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

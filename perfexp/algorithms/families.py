@@ -154,6 +154,13 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
     return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=tuple(kernels))
 
 
+def forward_algorithm(kernels: Iterable[str]) -> str | None:
+    """The algorithms to which a forward pass's kernels can belong (`fft or fft_tiling`); None where unknown."""
+    table, observed = current(), of_cudnn(kernels)
+    is_known = not table.unknown(Pass.forward, observed)
+    return " or ".join(table.likely(Pass.forward, observed)) or None if is_known else None
+
+
 def of_cudnn(kernels: Iterable[str]) -> list[str]:
     """The kernels of a call that may be cuDNN's: not PyTorch's own, copies or fills."""
     return [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]

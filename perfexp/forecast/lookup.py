@@ -110,12 +110,15 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     ]
     if not falls and not (scores.size and np.max(scores) > _STAIR_DEVIATIONS):
         return []
-    where = f"{pair_text(falls[0][0])} takes longer than {pair_text(falls[0][1])}" if falls else "a point is far off"
+    more = "needs more memory" if curve.quantity == "memory" else "takes longer"
+    where = f"{pair_text(falls[0][0])} {more} than {pair_text(falls[0][1])}" if falls else "a point is far off"
     return [diagnostics.make("stairs", curve=curve.name, where=where)]
 
 
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
     before, after = curve.values[smaller], curve.values[larger]
+    if curve.quantity == "memory":  # counted, without an interval
+        return after.value < before.value
     return before.low is not None and after.high is not None and after.high < before.low
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from perfexp.algorithms import families
 from perfexp.algorithms.coverage import AlgorithmReport
-from perfexp.algorithms.families import judge_forward
 from perfexp.data import Batches
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
@@ -100,6 +100,8 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     lines = join(times, work)
     if procedure.algorithm is not None:
         _add_kernels_that_ran(point, lines, procedure.algorithm.report())
+    if procedure.device.kind == "cuda":
+        _add_own_choice(lines)
     _add_times(point, times, lines, unprofiled)
     point.doubts += [diagnostics.make("data_left_out")] if data_left_out else []
     point.doubts += [] if change is None else [diagnostics.make("waits_left_out", how=change)]
@@ -133,7 +135,7 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
         if line.key and line.key.path and line.key.which is Pass.forward and line.key.operation is None:
             forward.setdefault(line.key.path, []).append(line)
     kernels = {path: [name for line in of_layer for name in line.kernels] for path, of_layer in forward.items()}
-    judged = judge_forward(report, kernels)
+    judged = families.judge_forward(report, kernels)
     ran = {layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes}  # the first is forward
     for path, of_layer in forward.items():
         for line in of_layer:
@@ -142,6 +144,13 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
         if item.code == "algorithm_substituted":
             note = "; seen in the layers' kernels, which algorithm/flops_share does not count: it counts cuDNN's calls"
             point.doubts.append(msgspec.structs.replace(item, message=item.message + note))
+
+
+def _add_own_choice(lines: Sequence[Line]) -> None:
+    """Add the algorithm of the kernels of forward passes that nobody requested an algorithm for."""
+    for line in lines:
+        if line.convolution and line.ran is None and line.key and line.key.which is Pass.forward:
+            line.ran = families.forward_algorithm(line.kernels)
 
 
 def _add_reason(point: Point, reason: str) -> None:

@@ -82,7 +82,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "use a larger batch, or cache=rotate, which does not time calls one by one",
     ),
     "phases_disagree": _warning(
-        "the phases add up to {ratio:.3f} of `{whole}` in this process{why}",
+        "the phases of one process add up to {ratio:.3f} of its `{whole}`{why}",
         "read the phases as shares, not as times; the whole call is timed without them",
     ),
     "launch_bound": _warning(

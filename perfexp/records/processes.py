@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from statistics import median
 
 import msgspec
 
@@ -14,7 +15,7 @@ from perfexp.records.record import Key, Metric, Point, Record, Series, Status, w
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
 
-_PROVEN, _WORKSPACE = "algorithm/proven_share", "algorithm/workspace_peak_bytes"
+_PROVEN, _WORKSPACE, _LAUNCHES = "algorithm/proven_share", "algorithm/workspace_peak_bytes", "loop/host_seconds"
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -36,7 +37,7 @@ def interrupted(record: Record) -> Counter[Key]:
 def pooled_metrics(
     points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> tuple[Metric, ...]:
-    """The metrics of the first process, but of all processes: rates of work, largest workspace, and speedups.
+    """The metrics of the first process, but of all: rates of work, largest workspace, median of launches, and speedups.
 
     Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
     """
@@ -57,6 +58,9 @@ def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Me
     if metric.name == _WORKSPACE:
         known = [own for point in _finished(points) if (own := point.metric(_WORKSPACE)) and own.value is not None]
         return max(known, key=lambda own: own.value or 0.0, default=metric)
+    if metric.name == _LAUNCHES:
+        values = [own.value for point in _finished(points) if (own := point.metric(_LAUNCHES)) and own.value]
+        return msgspec.structs.replace(metric, value=median(values)) if values else metric
     if metric.value is None:
         return metric
     if races.is_speedup(metric.name) and (pooled := pooled_speedup(points, metric.name)):

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import rich.console
 from rich.box import SIMPLE_HEAD
 from rich.padding import Padding
@@ -221,7 +222,8 @@ class Console:
                 is_listed = len(grid.lines) == 1 and grid.whole_width > min(self._out.width, width or _ENDLESS) - 2
                 self.show_grid(title, grid.transposed() if is_listed else grid, width=width)
         firsts = first_predictions(record)
-        fields = varying(first.key for first in firsts)
+        points = [*(first.key for first in firsts), *(msgspec.structs.replace(row.key, phase="ttfp") for row in rows)]
+        fields = varying(points)
         parts = [[label(first.key, fields), *first_prediction_text(first).split("; ")] for first in firsts]
         self._section("cold start", list(chain(*parts)))
         if table := layer_tables.table(record):

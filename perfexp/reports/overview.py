@@ -11,7 +11,7 @@ import msgspec
 
 from perfexp.diagnosis.environment import fact_at
 from perfexp.records import estimates, units
-from perfexp.records.point_times import GRAPH
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
@@ -26,12 +26,13 @@ _SHOWN_ELSEWHERE = (
     wording.PEAK_MEMORY,
     wording.DATA_SHARE,
     wording.PROVEN,
+    "phases_over_whole",
     wording.METER_ACCURACY,
 )
 #: Metrics that `perfexp show -v` and report.md have, by the beginnings of their names.
 _DETAILS = (
     *(wording.FIRST_MEMORY, "memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
-    *("phases_over_whole", "loop/host_seconds"),
+    "loop/host_seconds",
     *("work/forward_macs", "work/bytes_min", "work/activation_bytes"),
     *("train/loss_first", "train/evaluation_seconds", "train/checkpoint_seconds"),
     *("algorithm/workspace_peak_bytes", "algorithm/launched_share", "algorithm/promised_", "layers/unattributed_share"),
@@ -124,11 +125,12 @@ def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
 
 def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
     """Whose times the phases are, and how much of the main table's median their own medians add up to."""
-    # a loader is a phase, and the device's time leaves it out
+    # as they were compared when they were measured: a loader is a phase, and the device's time leaves it out
     loads = fact_at(record.plan, "data._target_") not in (None, "perfexp.data.synthetic.Synthetic")
     shares: dict[str, list[float]] = {}
     for row in split:
-        kind = "latency" if loads and "latency" in row.times else row.time_kind
+        kinds = (*(() if loads else DEVICE_TIMES), "throughput", "latency")
+        kind = next((name for name in kinds if name in row.times), "")
         if kind in row.times and wording.find_metric(row, "phases_over_whole"):
             shares.setdefault(kind, []).append(sum(row.phases.values()) / row.times[kind].median.value)
     sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]

@@ -22,17 +22,24 @@ from perfexp.summaries.wording import scaling_text
 _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: Unit of a figure in a message, directly behind it: `1.6 times`, `3.1 of 64 CPU cores`.
 _UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
-#: Index of the figure in a message by which diagnostics of one code are compared, where it is not the first; and how
-#: bad a value is, where it is not worse the further it is from zero.
-_PLACES = {"too_few_samples": 2, "multi_gpu_slower": 1}
+#: Index of the figure in a message that says how bad a diagnostic is, by code; those of other codes are not compared.
+#: And how bad a value is, where it is not worse the further it is from zero.
+_PLACES = {
+    **dict.fromkeys(("drift", "process_apart", "scaling_unexpected", "rate_falls", "phases_disagree", "busy_host"), 0),
+    **dict.fromkeys(("launch_bound", "device_idle", "queue_starved", "clock_moved", "throttled", "ranks_disagree"), 0),
+    **dict.fromkeys(("algorithm_fallback", "above_the_ceiling", "layers_unattributed", "choice_slower"), 0),
+    "multi_gpu_slower": 1,
+    "layers_disagree": 2,
+    "too_few_samples": 2,
+}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower"), operator.neg),
+    **dict.fromkeys(
+        ("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower", "algorithm_fallback"), operator.neg
+    ),
     **dict.fromkeys(
         ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
     ),
 }
-#: Codes whose figure means the same in all messages, whatever else they say.
-_ALWAYS_COMPARABLE = ("launch_bound", "device_idle")
 _SEVERITIES = list(Severity)
 
 
@@ -78,15 +85,12 @@ class Raised:
 
 
 def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
-    """Whether the messages contain figures that mean the same: they differ neither in a unit, a name nor a reason."""
-    if diagnostics[0].code in _ALWAYS_COMPARABLE:
-        return all(map(_figure, diagnostics))
-    texts = {_FIGURE.sub("", diagnostic.message) for diagnostic in diagnostics}
-    return bool(_figure(diagnostics[0])) and len(texts) == 1
+    """Whether each message has the figure of its code, in the same unit."""
+    return all(map(_figure, diagnostics)) and len(set(map(_unit, diagnostics))) == 1
 
 
 def _figure(diagnostic: Diagnostic) -> str:
-    """The figure of the message by which diagnostics of that code are compared; empty where there is none."""
+    """The figure of the message that says how bad a diagnostic is; empty where there is none."""
     match = _match(diagnostic)
     return match[0] if match else ""
 
@@ -99,7 +103,8 @@ def _unit(diagnostic: Diagnostic) -> str:
 
 
 def _match(diagnostic: Diagnostic) -> re.Match[str] | None:
-    return next(islice(_FIGURE.finditer(diagnostic.message), _PLACES.get(diagnostic.code, 0), None), None)
+    place = _PLACES.get(diagnostic.code)
+    return None if place is None else next(islice(_FIGURE.finditer(diagnostic.message), place, None), None)
 
 
 def _number(figure: str) -> float:

@@ -14,7 +14,7 @@ from perfexp.algorithms import convolution_plan as plan_module
 from perfexp.algorithms import families, proof
 from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
 from perfexp.algorithms.cudnn import CODES
-from perfexp.algorithms.families import Families, bare, judge, judge_forward, shipped
+from perfexp.algorithms.families import Families, bare, forward_algorithm, judge, judge_forward, shipped
 from perfexp.algorithms.forced import Forced
 from tests.rotation import some_of
 
@@ -390,6 +390,21 @@ def test_what_cudnn_was_not_handed_is_not_judged(selected):
     passes = (PassReport(which=Pass.forward, selected=selected, status=LayerStatus.ok),)
     report = AlgorithmReport(name="x", layers=(LayerReport(name="a", requested="x", passes=passes),))
     assert judge_forward(report, {"a": [OTHER]}) == report
+
+
+@pytest.mark.parametrize(
+    ("kernels", "algorithm"),
+    [
+        ([OTHER], "implicit_gemm"),
+        (["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8"], "implicit_precomp_gemm"),
+        (["a_kernel_of_tomorrow"], None),
+        (["void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"], None),
+        ([], None),
+    ],
+)
+def test_the_kernels_of_torchs_own_choice_name_its_algorithm(kernels, algorithm):
+    found = forward_algorithm(kernels)
+    assert (found or "").split(" or ")[0] == (algorithm or "")
 
 
 def test_nothing_is_proven_where_that_is_not_asked_for(cudnn):

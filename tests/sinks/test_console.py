@@ -186,6 +186,22 @@ def test_the_range_covers_doubts_that_differ_in_their_cause_too(build: Builder) 
     )
 
 
+def test_the_least_coverage_is_the_worst(build: Builder) -> None:
+    points = [
+        build.point(size=size, doubts=[make("algorithm_fallback", share=f"{share}%", algorithm="gemm", layers=layers)])
+        for size, share, layers in ((224, 59.7, "a"), (256, 54.0, "b"))
+    ]
+    assert "warning: 256, the worst of 2 measurements: 54.0% of the conv" in shown(build, *points)
+
+
+def test_figures_that_say_nothing_about_the_harm_are_not_compared(build: Builder) -> None:
+    points = [
+        build.point(size=size, doubts=[make("pace_changed", pipelined_ms=one, waiting_ms=two)])
+        for size, one, two in ((224, 2.0, 10.0), (256, 90.0, 100.0))
+    ]
+    assert "warning: 224, and 1 more measurement with other details: a call takes 2" in shown(build, *points)
+
+
 def test_figures_of_one_doubt_are_not_those_of_the_others(build: Builder) -> None:
     doubts = [Diagnostic(code="odd", message=text, help="look") for text in ("3 of 4 blocks", "5 spikes", "2 gaps")]
     points = [build.point(size=224 + 32 * number, doubts=[doubt]) for number, doubt in enumerate(doubts)]
@@ -276,7 +292,7 @@ def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Buil
         points.append(build.point(0.1, size=size, noise=0.0, kinds=("device",), series=series, metrics=metrics))
     record = build.record(*points, plan={"data": {"_target_": f"perfexp.data.{data}"}})
     text = "\n".join(lines_of(lambda console: console.results(record)))
-    assert f"one phase after the other; their sum is {of}\n" in text
+    assert f"one phase after the other; their sum is {of}" in text
 
 
 def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -> None:
@@ -793,3 +809,21 @@ def test_the_figures_of_one_measurement_are_lines_rather_than_columns_left_out()
     grid = Grid(columns, ["a note"]).transposed()
     assert grid.lines == [("memory", "1 MiB"), ("energy", "2 J")]
     assert grid.notes == ["a note"]
+
+
+def test_a_cold_start_beside_several_sizes_names_its_own(build: Builder) -> None:
+    first = build.first_prediction()
+    [alone, several] = [
+        shown(build, *points, first) for points in ([build.point()], [build.point(), build.point(size=512)])
+    ]
+    assert "cold start\n  3.30 s" in alone
+    assert "cold start\n  224\n  3.30 s" in several
+
+
+def test_the_hosts_time_to_launch_is_the_median_of_the_processes(build: Builder) -> None:
+    points = [
+        build.point(replicate=number, metrics=[Metric(name="loop/host_seconds", value=value, unit="seconds")])
+        for number, value in enumerate((7.4e-3, 2.6e-3, 2.8e-3))
+    ]
+    [row] = rows(build.record(*points))
+    assert [one.value for one in row.metrics if one.name == "loop/host_seconds"] == [2.8e-3]

@@ -65,11 +65,13 @@ def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder)
 def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> None:
     points = [build.point(size=size) for size in (224, 256, 288)]
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
-        point.doubts.append(Diagnostic(code="layers_disagree", message=detail, help=remedy))
+        message = f"a call takes 5 ms with stamps, 7 ms without ({detail})"
+        point.doubts.append(Diagnostic(code="layers_disagree", message=message, help=remedy))
     text = markdown.markdown(build.record(*points))
-    first = "warning: 256, the worst of 2 measurements: +9 % (-8 % to +9 % over all) (layers\\_disagree); help: a"
-    assert first in text
-    assert "warning: 288: +43 % (layers\\_disagree); help: b" in text
+    call = "a call takes 5 ms with stamps, 7 ms without"
+    first = f"256, the worst of 2 measurements: {call} (+9 %) (-8 % to +9 % over all) (layers\\_disagree); help: a"
+    assert f"warning: {first}" in text
+    assert f"warning: 288: {call} (+43 %) (layers\\_disagree); help: b" in text
 
 
 @pytest.mark.parametrize(
