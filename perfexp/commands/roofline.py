@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,10 @@ from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
 from perfexp.tables import json_results
+
+#: Names of the drawings of layers, without suffix, and suffixes of all drawings.
+_OF_LAYERS = ("roofline", "roofline_inference", "roofline_train")
+_SUFFIXES = (".png", ".svg", ".html", ".csv")
 
 
 @app.command()
@@ -64,7 +68,7 @@ def roofline(
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
     drawn = {path for place in places for path in _drawn_before(place)}
     files = [path for *_, targets in planned for path in targets.values()]
-    _refuse_targets([path for path in files if path.resolve() not in drawn], places, force=force)
+    _refuse_targets(files, places, drawn, force=force)
     documents = []
     for result, folder, targets in planned:
         if not as_json:
@@ -125,7 +129,9 @@ def _of_run(
 def _drawn_before(place: Path) -> Iterator[Path]:
     """The rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did."""
     folder = place if place.is_dir() else place.parent
-    yield from ((folder / name).resolve() for name in RunPaths(folder).claimed() if "roofline" in name)
+    for path in (folder / name for name in RunPaths(folder).claimed()):
+        if path.stem in _OF_LAYERS or (path.stem.endswith("_roofline") and path.suffix in _SUFFIXES):
+            yield path.resolve()
 
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
@@ -135,11 +141,13 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
     return targets | ({"csv": summary} if summary else {})
 
 
-def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
+def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], own: Collection[Path], *, force: bool) -> None:
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
-    refuse_to_overwrite(files, "Choose others with --out and --summary", force=force)
+    refuse_to_overwrite(
+        [file for file in files if file.resolve() not in own], "Choose others with --out and --summary", force=force
+    )
     if missing := next((file for file in files if not file.parent.is_dir()), None):
         raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 

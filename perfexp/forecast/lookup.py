@@ -20,6 +20,8 @@ from perfexp.records.record import Key
 
 #: Standard deviations from the prediction by the others beyond which a point shows a stair.
 _STAIR_DEVIATIONS = 3.0
+#: Memory of a larger size over that of a smaller one below which it shows a stair.
+_LESS = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     ]
     if not falls and not (scores.size and np.max(scores) > _STAIR_DEVIATIONS):
         return []
-    more = "needs more memory" if curve.quantity == "memory" else "takes longer"
+    more = {"memory": "needs more memory", "energy": "needs more energy"}.get(curve.quantity, "takes longer")
     where = f"{pair_text(falls[0][0])} {more} than {pair_text(falls[0][1])}" if falls else "a point is far off"
     return [diagnostics.make("stairs", curve=curve.name, where=where)]
 
@@ -118,7 +120,7 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
     before, after = curve.values[smaller], curve.values[larger]
     if curve.quantity == "memory":  # counted, without an interval
-        return after.value < before.value
+        return larger[0][0] * larger[0][1] > smaller[0][0] * smaller[0][1] and after.value < _LESS * before.value
     return before.low is not None and after.high is not None and after.high < before.low
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -103,5 +103,10 @@ class Evaluation:
         def count() -> None:
             self._counts = session.correct(session.forward(batch.inputs), batch.targets)
 
-        with suppress(Unsupported):
+        try:
             self._replay, self._captured = session.capture(count), batch
+        except Unsupported:
+            return
+        except Exception as error:
+            if not session.device.is_out_of_memory(error):
+                raise

@@ -111,7 +111,8 @@ class TorchTrainer(Trainer):
             torch._foreach_copy_(now, own)
 
     def prepare_saving(self) -> None:
-        content = self._on_host(self._checkpoint({}))  # torch keeps the pinned memory that it frees
+        last = self._checkpoint({}), self._module.state_dict(), self._average  # which are written at the same time
+        content = self._on_host(last)[0]  # torch keeps the pinned memory that it frees
         self._writer.submit(torch.save, content["random"], BytesIO()).result()  # starts a thread, and imports modules
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
@@ -149,12 +150,15 @@ class TorchTrainer(Trainer):
         else:
             _write(path, content)
 
-    def _on_host(self, content: dict[str, Any]) -> Any:
+    def _on_host(self, content: Any) -> Any:
         """A copy of all tensors on the host: in pinned memory, to which a GPU copies at the speed of its bus."""
         is_cuda = self._parameters[0].is_cuda
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
-            own = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+            try:
+                own = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+            except RuntimeError:  # the host limits pinned memory
+                own = torch.empty_like(tensor, device="cpu", requires_grad=False)
             return own.copy_(tensor.detach(), non_blocking=True)
 
         copy = tree_map_only(torch.Tensor, copied, content)

@@ -60,7 +60,7 @@ def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Me
         return max(known, key=lambda own: own.value or 0.0, default=metric)
     if metric.name == _LAUNCHES:
         values = [own.value for point in _finished(points) if (own := point.metric(_LAUNCHES)) and own.value]
-        return msgspec.structs.replace(metric, value=median(values)) if values else metric
+        return msgspec.structs.replace(metric, value=median(values), reason=None) if values else metric
     if metric.value is None:
         return metric
     if races.is_speedup(metric.name) and (pooled := pooled_speedup(points, metric.name)):

@@ -27,6 +27,8 @@ _MEASURE_CEILINGS = (
 #: Passes with known bytes; data and kernels without a row occur in every pass.
 _FORWARD = ("forward", "data", "unattributed")
 _MAX_NAMED = 3
+#: Algorithms of a plan by whose name nobody knows what computed a convolution.
+_CHOSEN_BY_OTHERS = ("default", "fastest", "benchmark", "guess", "onednn")
 
 
 def of_csv(
@@ -271,7 +273,7 @@ def _algorithm_of_all(record: Record) -> str:
     """The algorithm that a plan requests for every convolution; empty where torch or a race chooses, or for several."""
     node = record.plan.get("algorithm")
     name = str(node.get("name", "")) if isinstance(node, Mapping) and not node.get("layers") else ""
-    return "" if name in ("default", "fastest") else name
+    return "" if name in _CHOSEN_BY_OTHERS else name
 
 
 def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:

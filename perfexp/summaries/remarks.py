@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections import Counter
@@ -32,12 +33,14 @@ _PLACES = {
     "layers_disagree": 2,
     "too_few_samples": 2,
 }
+_LEAST_RATIO = 1e-9
 _BADNESS: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(
         ("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower", "algorithm_fallback"), operator.neg
     ),
     **dict.fromkeys(
-        ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)
+        ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"),
+        lambda ratio: abs(math.log(max(ratio, _LEAST_RATIO))),
     ),
 }
 _SEVERITIES = list(Severity)
@@ -104,7 +107,11 @@ def _unit(diagnostic: Diagnostic) -> str:
 
 def _match(diagnostic: Diagnostic) -> re.Match[str] | None:
     place = _PLACES.get(diagnostic.code)
-    return None if place is None else next(islice(_FIGURE.finditer(diagnostic.message), place, None), None)
+    match = None if place is None else next(islice(_FIGURE.finditer(diagnostic.message), place, None), None)
+    is_share = (
+        match is None or diagnostic.code != "algorithm_fallback" or match.start() == 0
+    )  # it may begin with "none"
+    return match if is_share else None
 
 
 def _number(figure: str) -> float:

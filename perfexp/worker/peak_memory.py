@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 #: Threads that multiply matrices: that of forward passes, and that of autograd.
 _THREADS = {"inference": 1, "train": 2}
-#: Memory of a board that no tensor can use: the CUDA context with its modules (0.75 GiB), and gaps between blocks of
-#: torch's allocator (0.2 to 0.5 GiB). Source: docs/results/largest-batch.md
-CONTEXT_BYTES = 1229 << 20
+#: Least memory of a board that no tensor can use: a CUDA context with its modules.
+CONTEXT_BYTES = 512 << 20
+#: The same on an H100, with the gaps between blocks of torch's allocator. Source: docs/results/largest-batch.md
+UNUSABLE_BYTES = 1229 << 20
 #: Limit on the traces of the search for the largest batch.
 _MOST_TRACES = 12
 
@@ -143,7 +144,7 @@ class MemoryTrace:
             "categories": {**peak.categories, "workspace of cuBLAS": workspace},
             "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
             "capacity_bytes": capacity,
-            "context_bytes": CONTEXT_BYTES if capacity else None,
+            "context_bytes": UNUSABLE_BYTES if capacity else None,
             "largest_batch": largest,
         }
 
@@ -156,7 +157,7 @@ class MemoryTrace:
             key: point whose batch is traced first.
             peak: its peak with workspaces, if that is known.
         """
-        limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
+        limit, trials = capacity_bytes - UNUSABLE_BYTES - self.workspace_bytes(key), []
         batch: int | None = key.batch_size
         while batch is not None:
             peak = peak or self.with_workspaces(self.peak(msgspec.structs.replace(key, batch_size=batch)))[0]

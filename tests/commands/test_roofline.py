@@ -182,6 +182,15 @@ def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(
     assert commands.run(["roofline", str(run), "--force"]) == 0
 
 
+def test_an_input_is_kept_whatever_the_manifest_says_of_it(run, capsys):
+    source = run / "roofline_net_inference_ncu.csv"
+    source.write_text(text := long_form([counted()]))
+    (run / "manifest.json").write_text(json.dumps({"files": ["record.json", source.name]}))
+    assert commands.run(["roofline", str(source), "--summary", str(source), *HAND]) == 2
+    assert "is the input" in capsys.readouterr().err
+    assert source.read_text() == text
+
+
 def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(run, tmp_path, capsys):
     assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
     told = "The peaks belong to another device than the measured one: data sheet of NVIDIA T4 16GB"

@@ -617,13 +617,14 @@ class Returning:
             yield self._session.copy(part, into=self._full) if first < 8 else part
 
 
-@pytest.mark.parametrize("is_captured", [True, False])
-def test_an_evaluation_replays_the_graph_of_batches_that_return(monkeypatch: Any, is_captured: bool) -> None:
-    session, replayed = open_session(), []
+@pytest.mark.parametrize("error", [None, Unsupported("scripted"), MemoryError("scripted")])
+def test_an_evaluation_replays_the_graph_of_batches_that_return(monkeypatch: Any, error: Exception | None) -> None:
+    session, replayed, is_captured = open_session(), [], error is None
+    monkeypatch.setattr(session.device, "is_out_of_memory", lambda raised: isinstance(raised, MemoryError))
 
     def capture(call: Any) -> Any:
-        if not is_captured:
-            raise Unsupported("scripted")
+        if error is not None:
+            raise error
         call()
         return lambda: (replayed.append(1), call())
 
@@ -633,6 +634,9 @@ def test_an_evaluation_replays_the_graph_of_batches_that_return(monkeypatch: Any
     for passes in (1, 2):
         assert evaluation.accuracy() == plain
         assert len(replayed) == (2 * passes if is_captured else 0)
+    monkeypatch.setattr(session, "capture", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        Evaluation(session, Returning(session), graphs=True).accuracy()
     for label, expected in ((0, 0.6), (1, 0.4)):
         with torch.no_grad():
             session.module.fc.bias[label] += 1000.0 * (1 + label)

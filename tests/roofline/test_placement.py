@@ -351,6 +351,7 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
     [
         ({"name": "winograd_nonfused"}, None, Limit.unclear),
         ({"name": "default"}, None, Limit.unclear),
+        ({"name": "benchmark"}, None, Limit.unclear),
         ({"name": "default"}, "fft or fft_tiling", Limit.unclear),
         ({"name": "default"}, "implicit_gemm", Limit.compute),
         ({"name": "implicit_precomp_gemm"}, None, Limit.compute),

@@ -192,6 +192,8 @@ def test_the_least_coverage_is_the_worst(build: Builder) -> None:
         for size, share, layers in ((224, 59.7, "a"), (256, 54.0, "b"))
     ]
     assert "warning: 256, the worst of 2 measurements: 54.0% of the conv" in shown(build, *points)
+    points[0].doubts[:] = [make("algorithm_fallback", share="none", algorithm="gemm", layers="features.3")]
+    assert "warning: 224, and 1 more measurement with other details: none of" in shown(build, *points)
 
 
 def test_figures_that_say_nothing_about_the_harm_are_not_compared(build: Builder) -> None:
