@@ -24,7 +24,6 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: Unit of a figure in a message, directly behind it: `1.6 times`, `3.1 of 64 CPU cores`.
 _UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
 #: Index of the figure in a message that says how bad a diagnostic is, by code; those of other codes are not compared.
-#: And how bad a value is, where it is not worse the further it is from zero.
 _PLACES = {
     **dict.fromkeys(("drift", "process_apart", "scaling_unexpected", "rate_falls", "phases_disagree", "busy_host"), 0),
     **dict.fromkeys(("launch_bound", "device_idle", "queue_starved", "clock_moved", "throttled", "ranks_disagree"), 0),
@@ -33,7 +32,9 @@ _PLACES = {
     "layers_disagree": 2,
     "too_few_samples": 2,
 }
+#: A ratio of nothing, of which there is no logarithm.
 _LEAST_RATIO = 1e-9
+#: How bad a value is by code, where it is not worse the further it is from zero.
 _BADNESS: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(
         ("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower", "algorithm_fallback"), operator.neg
