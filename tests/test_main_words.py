@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from perfexp.__main__ import dispatch
+from perfexp.cli import terms
+from perfexp.cli.usage import COMMANDS
 from perfexp.devices import auto
 from perfexp.meters import none_because
 from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
+from perfexp.records import diagnostics
 from perfexp.records.record import Status
 from tests import forking
 from tests.rotation import some_of
@@ -437,3 +440,8 @@ def test_all_metrics_are_printed_on_request(run, flag):
     assert code == 0
     assert ("more metric" in printed) is (flag is None)
     assert ("docs/reference/metrics.md defines each metric" in printed) is (flag is not None)
+
+
+def test_a_term_hides_neither_a_code_nor_a_command():
+    names = {name.lower() for name in terms.TERMS}
+    assert not names & {*diagnostics.DIAGNOSTICS, *COMMANDS}

@@ -20,7 +20,6 @@ TERMS = {
     "cycles": "clock cycles of the device per call, which do not change with its clock",
     "MFU": "FLOP/s of the pipelined loop, by the model's definition, over the device's peak in that precision",
     "energy": "of a call in the loop: mean power of the meter times the time of a call",
-    "drift": "the first calls of a series differ from the last ones by more than their noise",
     "FASTER": "the ratio's interval lies wholly beyond the margin, as for SLOWER, LESS and MORE",
     "SAME": "the ratio's interval lies wholly within the margin",
     "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",

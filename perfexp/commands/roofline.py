@@ -130,7 +130,7 @@ def _drawn_before(place: Path) -> Iterator[Path]:
     """The rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did."""
     folder = place if place.is_dir() else place.parent
     for path in (folder / name for name in RunPaths(folder).claimed()):
-        if path.stem in _OF_LAYERS or (path.stem.endswith("_roofline") and path.suffix in _SUFFIXES):
+        if path.suffix in _SUFFIXES and (path.stem in _OF_LAYERS or path.stem.endswith("_roofline")):
             yield path.resolve()
 
 

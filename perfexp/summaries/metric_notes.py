@@ -12,7 +12,7 @@ from perfexp.summaries import wording
 
 #: Joules of calls at the pace of the device, beside those of the loop.
 _QUEUED = "energy/queued_per_call_joules"
-#: Memory of the first calls over that of the timed ones from which it is told.
+#: Least ratio of the first calls' memory to that of the timed ones for which there is a note.
 _MORE_MEMORY = 1.02
 #: Peak of each share of it.
 _PEAKS = {

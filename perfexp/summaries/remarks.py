@@ -32,7 +32,7 @@ _PLACES = {
     "layers_disagree": 2,
     "too_few_samples": 2,
 }
-#: A ratio of nothing, of which there is no logarithm.
+#: Least ratio whose logarithm is taken: a printed ratio may be 0.00.
 _LEAST_RATIO = 1e-9
 #: How bad a value is by code, where it is not worse the further it is from zero.
 _BADNESS: dict[str, Callable[[float], float]] = {

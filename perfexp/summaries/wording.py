@@ -48,7 +48,7 @@ _SHARES = (
 )
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: A half-width from which both ends of an interval are shown, as they are no longer equally far, and their digits.
+#: Least half-width for which both ends of an interval are shown, since they differ in distance; and their digits.
 _WIDE, _END_FIGURES = 0.2, 3
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005

@@ -176,9 +176,9 @@ def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(
     assert (run / "roofline.csv").read_text() == before
     (run / "manifest.json").write_text(json.dumps({"files": ["record.json", "roofline.png", "roofline.svg"]}))
     assert commands.run(["roofline", str(run)]) == 2
-    assert "roofline.html, " in (told := capsys.readouterr().err)
-    assert "roofline.csv would be overwritten" in told
-    assert "roofline.png" not in told
+    assert "roofline.html, " in (printed := capsys.readouterr().err)
+    assert "roofline.csv would be overwritten" in printed
+    assert "roofline.png" not in printed
     assert commands.run(["roofline", str(run), "--force"]) == 0
 
 
