@@ -77,7 +77,7 @@ def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsy
     assert [len(run) for run in time.runs] == [1, 1]
     assert time.uids == [Record.load(tmp_path / f"run{number}").uid for number in range(2)]
     assert commands.run(["show", "run2"]) == 0
-    assert "± this machine: another run of the same command, by 2 earlier runs of its plan" in capsys.readouterr().out
+    assert "± this machine: mean over runs of this command, by 2 earlier runs of its plan" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
     for _ in range(3):
         measure("replicate=3")
     assert commands.run(["show", "run2"]) == 0
-    earlier = "another run of the same command, by 2 earlier runs of its plan and its processes, "
+    earlier = "mean over runs of this command, by 2 earlier runs of its plan and its processes, "
     assert re.search(earlier + r"which differ by [\d.< ]+ % in \w+", capsys.readouterr().out)
 
 
@@ -101,7 +101,7 @@ def test_the_processes_are_named_until_runs_count(measure, capsys):
     measure("replicate=3")
     measure("replicate=3")
     assert commands.run(["show", "run1"]) == 0
-    words = r"another run soon after \(3 processes, which differ by [\d.< ]+ % in \w+(, and 1 earlier run)?\)"
+    words = r"mean over processes \(3 processes, which differ by [\d.< ]+ % in \w+(, and 1 earlier run)?\)"
     assert re.search(words, capsys.readouterr().out)
 
 

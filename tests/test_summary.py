@@ -242,9 +242,9 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
     assert scope_notes(rows) == [
-        "± this machine at 1 of 3 points: another run soon after, by the processes of its selfcheck of 2026-01-01",
-        "± this machine at 2 of 3 points: another run soon after, by the processes that measured 1 point, which differ "
-        "by 1.0 % in latency",
+        "± this machine at 1 of 3 points, at present: mean over processes, by those of its selfcheck of 2026-01-01",
+        "± this machine at 2 of 3 points, at present: mean over processes, by those that measured 1 point, which "
+        "differ by 1.0 % in latency",
     ]
 
 
@@ -516,17 +516,29 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
     [alone, widened] = scope_notes([first, earlier])
     assert alone.startswith("± one process at 1 of 2 points: another run")
     sources = "by 2 earlier runs of its plan and its one process"
-    assert widened == f"± this machine at 1 of 2 points: another run of the same command, {sources}"
+    assert widened == f"± this machine at 1 of 2 points: mean over runs of this command, {sources}"
     [widened] = scope_notes([earlier])
-    assert widened.startswith("± this machine: another run of the same command, by 2 earlier runs")
+    assert widened.startswith("± this machine: mean over runs of this command, by 2 earlier runs")
 
 
 @pytest.mark.parametrize(
     ("earlier", "runs", "words"),
     [
-        ([(0.011, 0.0113, 0.0116)], 0, "soon after (3 processes, which differ by 3.4 % in latency)"),
-        ([(0.004, 0.01, 0.04)], 1, "soon after (3 processes, which differ by 3.4 % in latency, and 1 earlier run)"),
-        ([(0.01,), (0.02,)], 2, "of the same command, by 2 earlier runs of its plan and its processes, which differ"),
+        (
+            [(0.011, 0.0113, 0.0116)],
+            0,
+            ", at present: mean over processes (3 processes, which differ by 3.4 % in latency)",
+        ),
+        (
+            [(0.004, 0.01, 0.04)],
+            1,
+            ", at present: mean over processes (3 processes, which differ by 3.4 % in latency, and 1 earlier run)",
+        ),
+        (
+            [(0.01,), (0.02,)],
+            2,
+            ": mean over runs of this command, by 2 earlier runs of its plan and its processes, which differ",
+        ),
     ],
 )
 def test_earlier_runs_count_only_where_the_intervals_include_them(make_record, earlier, runs, words):
@@ -539,7 +551,7 @@ def test_earlier_runs_count_only_where_the_intervals_include_them(make_record, e
     assert row.runs == runs
     assert (row.time == alone.time) is (runs == 0)
     [note] = scope_notes([row])
-    assert note.startswith(f"± this machine: another run {words}")
+    assert note.startswith(f"± this machine{words}")
 
 
 def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record):
@@ -548,7 +560,7 @@ def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record
     [row] = summary.rows(record)
     assert (row.runs, row.processes) == (1, 1)
     [note] = scope_notes([row])
-    assert note == "± this machine: another run soon after, by 1 earlier run of its plan and its one process"
+    assert note == "± this machine, at present: mean over processes, by 1 earlier run of its plan and its one process"
 
 
 def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):
@@ -584,13 +596,13 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
     assert note.startswith(
-        "± this machine: another run soon after, by the processes that measured 1 point, which differ by 1.0 %"
+        "± this machine, at present: mean over processes, by those that measured 1 point, which differ by 1.0 %"
     )
     [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
-    assert pooled_note.endswith("by the processes that measured 1 point, which differ by 1.0 % in latency")
+    assert pooled_note.endswith("by those that measured 1 point, which differ by 1.0 % in latency")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
-    assert rest.startswith("± this machine at 1 of 2 points: another run soon after (3 processes")
+    assert rest.startswith("± this machine at 1 of 2 points, at present: mean over processes (3 processes")
 
 
 @pytest.mark.parametrize(

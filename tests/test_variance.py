@@ -102,6 +102,18 @@ def test_the_interval_of_a_run_holds_the_mean_of_all_runs_whatever_the_numbers_o
     assert 0.94 < np.mean(held) < 0.999  # above 95 %, because the run itself is among those that show the spread
 
 
+@pytest.mark.parametrize("processes", [3, 8])
+def test_another_run_lies_within_the_interval_of_the_mean_times_the_square_root_of_two(processes):
+    runs = np.random.default_rng(processes).normal(0, 0.02, (4000, 2, processes))
+    intervals = [
+        variance.of_processes([Interval(value=value, low=None, high=None) for value in np.exp(run[0])]) for run in runs
+    ]
+    apart = np.array([abs(run[1].mean() - math.log(one.value)) for run, one in zip(runs, intervals, strict=True)])
+    half = np.array([one.log_half_width for one in intervals])
+    assert np.mean(apart <= math.sqrt(2) * half) == pytest.approx(0.95, abs=0.012)
+    assert np.mean(apart <= half) < 0.92
+
+
 def test_two_runs_show_how_processes_differ_and_not_how_runs_do():
     component = variance.of_run([[1.0, 1.02, 0.98], [1.1, 1.12, 1.08]])
     assert component.degrees == 4

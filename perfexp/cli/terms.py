@@ -7,12 +7,13 @@ import re
 #: Meanings by term; `docs/explanation/timing.md` and `statistics.md` have the rest.
 TERMS = {
     "latency": "time that one caller waits, from a call until its result is there",
-    "throughput": "wall time per call of a pipelined loop, in which no call is waited for; a CPU has none",
+    "throughput": "time or samples/s of a pipelined loop, in which no call is waited for; a CPU has its latency only",
     "device": "time that the device works on a call, behind a pre-filled queue; a CPU has none",
     "device/graph": "time that the device works on a call that is launched as one CUDA graph",
     "samples/s": "samples per call over the mean time of a pipelined call",
     "p50": "median: half of the calls take at most this long",
-    "±": "half-width of the 95 % interval; the line below the table names whom the interval holds for",
+    "±": "half-width of the 95 % interval of a mean, of which the line below the table says over what; "
+    "another run of as many processes lies within 1.4 times that, in 95 of 100 cases",
     "CI95": "95 % interval, printed as its half-width (±) in percent of the figure",
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
     "replicate": "repetition in a fresh process: with replicate=3 intervals hold for another process of this machine",
@@ -24,7 +25,7 @@ TERMS = {
     "not observed": "torch chose the algorithm of these convolutions, and nothing observed which one",
     "fastest": "algorithm=fastest: for each convolution the fastest of all algorithms and torch's own, as measured",
     "memory": "peak of the timed calls, not of the first ones: tensors on a GPU, resident memory on a CPU",
-    "cycles": "clock cycles of the device per call, which do not change with its clock",
+    "cycles": "device time of a call × clock of the device, computed: another clock changes the time only",
     "loop/host": "time that the host takes to launch a call; longer than device time, and the device waits for it",
     "peak": "highest FLOP/s of the device in this precision by its data sheet; a ceiling is what a probe measured",
     "MFU": "FLOP/s of the pipelined loop, by the model's definition, over the device's peak in that precision",

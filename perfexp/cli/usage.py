@@ -126,7 +126,7 @@ def _topic(topic: str) -> str:
         return textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  ")
     if topic not in DIAGNOSTICS:
         known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS))
-        hint = "perfexp help lists commands and settings, docs/reference/metrics.md the metrics."
+        hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
         raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a code or a term.", known, hint))))
     rule = DIAGNOSTICS[topic]
     message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))

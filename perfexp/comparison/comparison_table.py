@@ -166,7 +166,7 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
     notes = (
         [f"≈ without an interval of its own that can be trusted: {TOO_FEW}"]
-        if any(any(pair.estimated) for pair in pairs)
+        if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles")
         else []
     )
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
@@ -185,9 +185,10 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
-    """In how many pairs time and cycles agree; nothing without cycles."""
+    """In how many pairs another clock does not explain the verdict on time; nothing without cycles."""
     judged = [pair.clock for pair in pairs if pair.clock is not None]
-    return [f"time and cycles of the device agree in {judged.count('')} of {len(judged)} pairs"] if judged else []
+    count = f"{judged.count('')} of {len(judged)} pairs"
+    return [f"time and cycles (≈ device time × clock) have the same verdict in {count}"] if judged else []
 
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:

@@ -96,8 +96,8 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
         metrics = [metric for point in points if measure.metric and (metric := point.metric(measure.metric))]
         figures = [Interval(value=one.value, low=one.low, high=one.high) for one in metrics if one.value is not None]
         if figures:
-            sampled = _repeats(figures, [])
-            found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0, is_estimate=False)
+            sampled, is_computed = _repeats(figures, []), any(one.estimated for one in metrics)
+            found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0, is_estimate=is_computed)
     return found
 
 

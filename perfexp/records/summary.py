@@ -90,7 +90,7 @@ class Row:
 
     @property
     def is_of_machine(self) -> bool:
-        """Whether its intervals include how processes differ, so that they hold for another run on this machine."""
+        """Whether its intervals include how processes of this machine differ, as those of a mean over them do."""
         return bool(self.processes > 1 or self.is_pooled or self.runs or self.selfcheck)
 
     @property

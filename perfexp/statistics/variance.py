@@ -1,4 +1,4 @@
-"""Variance components: what an interval has to include so that it holds for another run, not only for other calls."""
+"""Variance components: what an interval has to include so that it holds for the mean over processes, not over calls."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def with_exact(component: Component, within: float) -> Component:
 
 
 def of_processes(statistics: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of a statistic over processes; its interval holds for other processes.
+    """Return the geometric mean of a statistic over processes; its interval is that of the mean over processes.
 
     exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees: the
     process is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous

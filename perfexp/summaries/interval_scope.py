@@ -87,21 +87,21 @@ def _of_one_process(rows: Sequence[Row], where: str) -> str:
 def _of_runs(rows: Sequence[Row], where: str) -> str:
     earlier, spread = units.counted(min(row.runs for row in rows), "earlier run"), _spread_text(rows)
     processes = f" and its processes{spread}" if spread else " and its one process"
-    # variance between runs enters from the third on
-    which = "of the same command" if min(row.runs for row in rows) + 1 >= variance.LEAST_RUNS else "soon after"
-    return f"± this machine{where}: another run {which}, by {earlier} of its plan{processes}"
+    if min(row.runs for row in rows) + 1 < variance.LEAST_RUNS:  # variance between runs enters from the third on
+        return f"{_at_present(where)}, by {earlier} of its plan{processes}"
+    return f"± this machine{where}: mean over runs of this command, by {earlier} of its plan{processes}"
 
 
 def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
     dates = " and ".join(dict.fromkeys(row.selfcheck for row in rows if row.selfcheck))
-    return f"± this machine{where}: another run soon after, by the processes of its selfcheck of {dates}"
+    return f"{_at_present(where)}, by those of its selfcheck of {dates}"
 
 
 def _of_points(rows: Sequence[Row], where: str) -> str:
     """The words for points of one process; `rows` are all, of which those of several processes widened them."""
     anchors = [row for row in rows if row.processes > 1]
     points = f"{units.counted(len(anchors), 'point')}{_spread_text(anchors)}"
-    return f"± this machine{where}: another run soon after, by the processes that measured {points}"
+    return f"{_at_present(where)}, by those that measured {points}"
 
 
 def _of_processes(rows: Sequence[Row], where: str) -> str:
@@ -110,7 +110,12 @@ def _of_processes(rows: Sequence[Row], where: str) -> str:
     few = f"; {_TWO_PROCESSES}" if counts == "2" and not runs else ""
     more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
     of_run = f"{counts} processes{_spread_text(rows)}{more}"
-    return f"± this machine{where}: another run soon after ({of_run}){few}"
+    return f"{_at_present(where)} ({of_run}){few}"
+
+
+def _at_present(where: str) -> str:
+    """The words for intervals that include how processes differ, but not how runs of other times do."""
+    return f"± this machine{where}, at present: mean over processes"
 
 
 #: Whom intervals hold for, the least first.

@@ -527,7 +527,7 @@ def test_a_clock_that_explains_a_difference_is_named(saved, capsys):
     assert commands.run(["compare", *saved(one, two)]) == 0
     text = capsys.readouterr().out
     assert "time and cycles disagree\n  32 · batch 1: faster only because the clock was higher" in text
-    assert "time and cycles of the device agree in 0 of 1 pairs" in text
+    assert "time and cycles (≈ device time × clock) have the same verdict in 0 of 1 pairs" in text
 
 
 def test_a_sweep_is_one_side(tmp_path, capsys):

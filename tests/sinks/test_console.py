@@ -797,7 +797,10 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
     assert re.fullmatch(r"58\.\d+ … 64\.\d+ ms", cells[2])
     assert cells[3:] == ["2.0 %", "3"]
     assert not any("two processes" in line for line in lines)
-    assert "  ± this machine: another run soon after (3 processes, which differ by up to 2.0 % in latency)" in lines
+    assert (
+        "  ± this machine, at present: mean over processes (3 processes, which differ by up to 2.0 % in latency)"
+        in lines
+    )
 
 
 def test_two_processes_are_said_to_say_little(build: Builder) -> None:
