@@ -13,13 +13,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfexp.work.caching_allocator import Block, CachingAllocator
 from perfexp.work.count import same_random_numbers, with_stand_ins
 from perfexp.work.operator_calls import OperatorCall
 from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
-#: Size of the blocks of torch's CUDA allocator: each allocation is rounded up to a multiple.
-BLOCK_BYTES = 512
 PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
 WORKSPACES = "workspaces"
 #: Categories of allocations by the segment of the call that makes them.
@@ -33,23 +32,28 @@ _OF_SEGMENT = {
 #: Operators whose libraries take workspaces that depend on the device.
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
+#: What a CPU computes fused attention by. Its stand-in has the layout of the queries.
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """Largest number of live bytes, and the categories that they belong to.
 
     Attributes:
+        fits: whether torch's allocator had room for all blocks, and for the gaps between them.
         convolutions: the same at each distinct call of a convolution, its inputs and outputs included.
     """
 
     total_bytes: int
     categories: Mapping[str, int]
+    fits: bool = True
     convolutions: Mapping[OperatorCall, Peak] = field(default_factory=dict)
 
     def with_workspaces(self, sizes: Mapping[OperatorCall, int]) -> Peak:
         """Return the peak if convolutions take further memory, in bytes, while they run."""
         during = [
-            Peak(total_bytes=live.total_bytes + size, categories={**live.categories, WORKSPACES: size})
+            replace(self, total_bytes=live.total_bytes + size, categories={**live.categories, WORKSPACES: size})
             for call, live in self.convolutions.items()
             if (size := sizes.get(call, 0))
         ]
@@ -61,12 +65,16 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen. For workspaces,
     the peak has the live bytes at each convolution.
+
+    Args:
+        capacity_bytes: memory that torch's allocator can reserve; None for no limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._category = "activations"
-        self._live: dict[int, tuple[int, str]] = {}
+        self._allocator = CachingAllocator(capacity_bytes)
+        self._live: dict[int, tuple[Block, str]] = {}
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
         self._convolutions: dict[OperatorCall, Peak] = {}
@@ -81,6 +89,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parts is not NotImplemented:
                 return parts
         returned = func(*args, **(kwargs or {}))
+        if name == _ATTENTION:
+            returned = (_as_on_cuda(returned[0]), *returned[1:])
         self.add(tensors_in(returned), self._category)
         if name in _CONVOLUTIONS:
             self._add_convolution(OperatorCall.of(func, args))
@@ -99,10 +109,10 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Follow the storages of tensors that are not followed yet."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._live:
-                size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-                self._live[storage._cdata] = size, category
-                self._bytes[category] += size
+            if storage.nbytes() and storage._cdata not in self._live:
+                block = self._allocator.allocate(storage.nbytes())
+                self._live[storage._cdata] = block, category
+                self._bytes[category] += block.size
                 weakref.finalize(storage, self._remove, storage._cdata)
         if self._bytes.total() > self._peak.total_bytes:
             self._peak = self._now()
@@ -111,14 +121,15 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the storage of a tensor in another category from now on."""
         identity = tensor.untyped_storage()._cdata
         if identity in self._live:
-            size, before = self._live[identity]
-            self._live[identity] = size, category
-            self._bytes[before] -= size
-            self._bytes[category] += size
+            block, before = self._live[identity]
+            self._live[identity] = block, category
+            self._bytes[before] -= block.size
+            self._bytes[category] += block.size
 
     def _remove(self, identity: int) -> None:
-        size, category = self._live.pop(identity)
-        self._bytes[category] -= size
+        block, category = self._live.pop(identity)
+        self._bytes[category] -= block.size
+        self._allocator.release(block)
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
@@ -137,7 +148,13 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(self._peak, convolutions=dict(self._convolutions))
+        return replace(self._peak, convolutions=dict(self._convolutions), fits=not self._allocator.exceeded)
+
+
+def _as_on_cuda(attended: torch.Tensor) -> torch.Tensor:
+    """Return the output of an attention, (batch, heads, length, width), with the heads of a position side by side."""
+    batch, heads, length, width = attended.shape
+    return attended.new_empty((batch, length, heads, width)).transpose(1, 2)
 
 
 @contextmanager
@@ -152,7 +169,11 @@ def without_memory(module: torch.nn.Module) -> Iterator[None]:
 
 
 def peak_of_calls(
-    module: torch.nn.Module, prepare: Callable[[Allocations], Mapping[str, Callable[[], object]]], calls: int = 3
+    module: torch.nn.Module,
+    prepare: Callable[[Allocations], Mapping[str, Callable[[], object]]],
+    *,
+    calls: int = 3,
+    capacity_bytes: int | None = None,
 ) -> Peak:
     """Return the peak of the last of several equal calls.
 
@@ -160,8 +181,9 @@ def peak_of_calls(
         module: model whose parameters and buffers are stand-ins.
         prepare: returns the segments of a call by name, after adding what exists before it.
         calls: number of calls; the optimizer's state exists from the second one on.
+        capacity_bytes: memory that torch's allocator can reserve; None for no limit.
     """
-    allocations = Allocations()
+    allocations = Allocations(capacity_bytes)
     allocations.add(module.parameters(), PARAMETERS)
     allocations.add(module.buffers(), BUFFERS)
 

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 #: Threads that multiply matrices: that of forward passes, and that of autograd.
 _THREADS = {"inference": 1, "train": 2}
-#: Least memory of a board that no tensor can use: a CUDA context with its modules.
-CONTEXT_BYTES = 512 << 20
-#: The same on an H100, with the gaps between blocks of torch's allocator. Source: docs/results/largest-batch.md
-UNUSABLE_BYTES = 1229 << 20
+#: Memory of a board that no tensor can use: a CUDA context with its modules, at least, and in a training on an H100.
+#: Source: docs/results/largest-batch.md
+LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
+#: Memory that is free between blocks of torch's allocator when it is full, relative to the capacity, to begin with.
+_GAPS = 0.005
 #: Limit on the traces of the search for the largest batch.
 _MOST_TRACES = 12
 
@@ -77,10 +78,13 @@ class MemoryTrace:
                 device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
             )
 
-    def peak(self, key: Key) -> Peak:
+    def peak(self, key: Key, capacity_bytes: int | None = None) -> Peak:
         """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't.
 
         `with_workspaces` adds those of convolutions.
+
+        Args:
+            capacity_bytes: memory that torch's allocator can reserve; None for no limit.
         """
         from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
         from perfexp.work.tensors import tensors_in
@@ -107,7 +111,7 @@ class MemoryTrace:
                         allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
                         return dict(step.segments)
 
-                    return peak_of_calls(session.module, segments)
+                    return peak_of_calls(session.module, segments, capacity_bytes=capacity_bytes)
         except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
@@ -135,7 +139,7 @@ class MemoryTrace:
         traced, present = self.peak(key), self._workspaces.memory_bytes if self._workspaces else None
         capacity = present or self._facts.memory_bytes
         peak, found = self.with_workspaces(traced)
-        largest = self.largest_batch(key, capacity, peak) if capacity else None
+        largest = self.largest_batch(key, capacity) if capacity else None
         return {
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
@@ -144,25 +148,21 @@ class MemoryTrace:
             "categories": {**peak.categories, "workspace of cuBLAS": workspace},
             "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
             "capacity_bytes": capacity,
-            "context_bytes": UNUSABLE_BYTES if capacity else None,
+            "context_bytes": CONTEXT_BYTES if capacity else None,
             "largest_batch": largest,
         }
 
-    def largest_batch(self, key: Key, capacity_bytes: int, peak: Peak | None = None) -> int | None:
-        """Return the largest batch whose traced peak fits into a memory; None if one sample does not.
+    def largest_batch(self, key: Key, capacity_bytes: int) -> int | None:
+        """Return the largest batch whose blocks fit into a memory; None if those of one sample do not.
 
-        The workspaces of each batch that is tried are included where they are known.
-
-        Args:
-            key: point whose batch is traced first.
-            peak: its peak with workspaces, if that is known.
+        The workspaces of each batch that is tried are included where they are known. The batch of `key` is tried first.
         """
-        limit, trials = capacity_bytes - UNUSABLE_BYTES - self.workspace_bytes(key), []
+        limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
         batch: int | None = key.batch_size
         while batch is not None:
-            peak = peak or self.with_workspaces(self.peak(msgspec.structs.replace(key, batch_size=batch)))[0]
-            trials.append(Trial(batch, peak.total_bytes <= limit, peak.total_bytes))
-            batch, peak = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES), None
+            peak = self.with_workspaces(self.peak(msgspec.structs.replace(key, batch_size=batch), limit))[0]
+            trials.append(Trial(batch, peak.fits and peak.total_bytes <= limit, peak.total_bytes))
+            batch = next_batch(trials, start=1, capacity_bytes=(1 - _GAPS) * limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
 
 
@@ -223,7 +223,7 @@ class MemoryGuard:
     """
 
     def __init__(self, plan: config.Plan, capacity_bytes: int) -> None:
-        self._trace, self._limit = MemoryTrace(plan), capacity_bytes - CONTEXT_BYTES
+        self._trace, self._limit = MemoryTrace(plan), capacity_bytes - LEAST_CONTEXT_BYTES
 
     def refuse(self, key: Key, results: Iterable[Point]) -> Point | None:
         """Return a result in place of a measurement that would run out of memory; None if it fits, or is unknown."""

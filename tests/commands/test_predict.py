@@ -23,7 +23,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 from perfexp.worker import entry
-from perfexp.worker.peak_memory import CONTEXT_BYTES, UNUSABLE_BYTES, MemoryGuard, MemoryTrace
+from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
@@ -221,21 +221,22 @@ def point(phase, batch_size):
 def test_memory_is_traced_by_category_without_a_gpu(small):
     trained, report = small.peak(point("train", 8)), small.report(point("inference", 8))
     weights = 11_689_512 * 4
-    assert trained.categories["parameters"] == pytest.approx(weights, rel=0.001)
+    assert trained.categories["parameters"] == pytest.approx(weights, rel=0.002)
     assert trained.categories["optimizer"] >= weights  # momentum, and the decayed gradients of all parameters
     assert report["peak_bytes"] == sum(report["categories"].values()) < trained.total_bytes
     assert set(report["categories"]) == {"parameters", "buffers", "inputs", "activations", "workspace of cuBLAS"}
     assert report["peak_without_workspaces_bytes"] == report["peak_bytes"]
     assert report["workspaces"] is None
-    limit = report["capacity_bytes"] - UNUSABLE_BYTES - report["categories"]["workspace of cuBLAS"]
-    fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
-    assert fits <= limit < fails
+    limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
+    largest, larger = (small.peak(point("inference", report["largest_batch"] + more), limit) for more in (0, 1))
+    assert (largest.fits, larger.fits) == (True, False)
+    assert 0.97 * limit < largest.total_bytes <= limit
 
 
 def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
     monkeypatch.setattr("perfexp.worker.peak_memory.MemoryTrace", lambda plan: small)
     key = Key(phase="train", input_size=(64, 64), batch_size=8, precision="fp32")
-    roomy, tight = (MemoryGuard(None, CONTEXT_BYTES + size) for size in (10**9, 10**8))
+    roomy, tight = (MemoryGuard(None, LEAST_CONTEXT_BYTES + size) for size in (10**9, 10**8))
     assert roomy.refuse(key, []) is None
     refused = tight.refuse(key, [])
     assert refused.status is Status.OOM_PREDICTED
@@ -336,7 +337,7 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_in_the_largest_batch
     assert 0 < point["peak_bytes"] - point["peak_without_workspaces_bytes"] <= 4 * 2**24
     assert (point["gpu"], point["capacity_bytes"]) == ("NVIDIA H100 80GB HBM3", 85 * 10**9)  # not the sheet's 80 GB
     assert point["categories"]["workspace of cuBLAS"] == 32 * 2**20
-    share = (85 * 10**9 - UNUSABLE_BYTES - 32 * 2**20) / 2**24
+    share = (85 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
     assert 0.9 * share < point["largest_batch"] < share
     assert {call.arguments[0].shape[0] for call in present.calls} > {4, point["largest_batch"]}
     _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")

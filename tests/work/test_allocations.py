@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfexp.work.allocations import BLOCK_BYTES, INPUTS, WORKSPACES, Allocations, peak_of_calls
+from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, peak_of_calls
+from perfexp.work.caching_allocator import BLOCK_BYTES
 
 
 def traced(module, shape, *, trains):
