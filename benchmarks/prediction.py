@@ -247,7 +247,7 @@ def memory(folders: Sequence[Path]) -> int:
                 continue
             try:
                 traced = trace.peak(point.key)
-                whole, found = trace.with_workspaces(traced)
+                whole, found = trace.with_workspaces(point.key, traced)
             except Unsupported as error:
                 print(f"| {record.name} | {point.key.phase} | {error} |")
                 without.append(False)

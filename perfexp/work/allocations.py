@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,42 +43,36 @@ class Peak:
 
     Attributes:
         fits: whether torch's allocator had room for all blocks, and for the gaps between them.
-        convolutions: the same at each distinct call of a convolution, its inputs and outputs included.
+        convolutions: the distinct calls of convolutions.
     """
 
     total_bytes: int
     categories: Mapping[str, int]
     fits: bool = True
-    convolutions: Mapping[OperatorCall, Peak] = field(default_factory=dict)
-
-    def with_workspaces(self, sizes: Mapping[OperatorCall, int]) -> Peak:
-        """Return the peak if convolutions take further memory, in bytes, while they run."""
-        during = [
-            replace(self, total_bytes=live.total_bytes + size, categories={**live.categories, WORKSPACES: size})
-            for call, live in self.convolutions.items()
-            if (size := sizes.get(call, 0))
-        ]
-        return max([self, *during], key=lambda peak: peak.total_bytes)
+    convolutions: Collection[OperatorCall] = ()
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, follows the storages that operators make, each until nothing refers to it.
 
-    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen. For workspaces,
-    the peak has the live bytes at each convolution.
+    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen.
 
     Args:
         capacity_bytes: memory that torch's allocator can reserve; None for no limit.
+        workspaces: memory that convolutions take while they run, in bytes. Where there is no room for it, cuDNN has
+            engines that take none.
     """
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int | None = None, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._category = "activations"
         self._allocator = CachingAllocator(capacity_bytes)
         self._live: dict[int, tuple[Block, str]] = {}
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
-        self._convolutions: dict[OperatorCall, Peak] = {}
+        self._workspaces, self._convolutions = workspaces, dict[OperatorCall, None]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,13 +88,22 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             returned = (_as_on_cuda(returned[0]), *returned[1:])
         self.add(tensors_in(returned), self._category)
         if name in _CONVOLUTIONS:
-            self._add_convolution(OperatorCall.of(func, args))
+            call = OperatorCall.of(func, args)
+            self._convolutions[call] = None
+            self._pass(self._workspaces.get(call, 0))
         return returned
 
-    def _add_convolution(self, call: OperatorCall) -> None:
-        before = self._convolutions.get(call)
-        if before is None or before.total_bytes < self._bytes.total():
-            self._convolutions[call] = self._now()
+    def _pass(self, workspace: int) -> None:
+        """Take a workspace beside what is live, and give it back."""
+        if block := self._allocator.try_to_allocate(workspace) if workspace else None:
+            self._bytes[WORKSPACES] += block.size
+            self._update()
+            self._bytes[WORKSPACES] -= block.size
+            self._allocator.release(block)
+
+    def _update(self) -> None:
+        if self._bytes.total() > self._peak.total_bytes:
+            self._peak = self._now()
 
     def _now(self) -> Peak:
         categories = {name: size for name, size in self._bytes.items() if size}
@@ -114,8 +118,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._live[storage._cdata] = block, category
                 self._bytes[category] += block.size
                 weakref.finalize(storage, self._remove, storage._cdata)
-        if self._bytes.total() > self._peak.total_bytes:
-            self._peak = self._now()
+        self._update()
 
     def move(self, tensor: torch.Tensor, category: str) -> None:
         """Count the storage of a tensor in another category from now on."""
@@ -148,7 +151,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(self._peak, convolutions=dict(self._convolutions), fits=not self._allocator.exceeded)
+        return replace(self._peak, convolutions=tuple(self._convolutions), fits=not self._allocator.exceeded)
 
 
 def _as_on_cuda(attended: torch.Tensor) -> torch.Tensor:
@@ -174,6 +177,7 @@ def peak_of_calls(
     *,
     calls: int = 3,
     capacity_bytes: int | None = None,
+    workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
 ) -> Peak:
     """Return the peak of the last of several equal calls.
 
@@ -181,9 +185,9 @@ def peak_of_calls(
         module: model whose parameters and buffers are stand-ins.
         prepare: returns the segments of a call by name, after adding what exists before it.
         calls: number of calls; the optimizer's state exists from the second one on.
-        capacity_bytes: memory that torch's allocator can reserve; None for no limit.
+        capacity_bytes, workspaces: those of `Allocations`.
     """
-    allocations = Allocations(capacity_bytes)
+    allocations = Allocations(capacity_bytes, workspaces)
     allocations.add(module.parameters(), PARAMETERS)
     allocations.add(module.buffers(), BUFFERS)
 

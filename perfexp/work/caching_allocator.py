@@ -56,11 +56,19 @@ class CachingAllocator:
 
     def allocate(self, size: int) -> Block:
         """Return the block of an allocation in bytes, above 0."""
+        block = self.try_to_allocate(size, beyond=True)
+        assert block is not None
+        return block
+
+    def try_to_allocate(self, size: int, *, beyond: bool = False) -> Block | None:
+        """Return the block of an allocation in bytes, above 0; None if there is no room, or one beyond the capacity."""
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
         place = bisect_left(free, (size, 0), key=Block.place)
-        block = free.pop(place) if place < len(free) else self._segment(size, is_small)
+        block = free.pop(place) if place < len(free) else self._segment(size, is_small, beyond=beyond)
+        if block is None:
+            return None
         block.is_free = False
         rest = block.size - size
         if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
@@ -91,15 +99,17 @@ class CachingAllocator:
         block.is_free = True
         insort(free, block, key=Block.place)
 
-    def _segment(self, size: int, is_small: bool) -> Block:
+    def _segment(self, size: int, is_small: bool, *, beyond: bool) -> Block | None:
         large = _LARGE_SEGMENT if size < _LARGE_LIMIT else -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
         block = Block(self._end, _SMALL_SEGMENT if is_small else large, is_small)
-        self._end += block.size
         if self._exceeds(block):
             for blocks in self._free.values():
                 self.reserved_bytes -= sum(one.size for one in blocks if one.is_segment)
                 blocks[:] = [one for one in blocks if not one.is_segment]
+            if self._exceeds(block) and not beyond:
+                return None
             self.exceeded |= self._exceeds(block)
+        self._end += block.size
         self.reserved_bytes += block.size
         return block
 

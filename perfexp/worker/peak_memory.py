@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from operator import ge
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from perfexp.records.record import Key, Point, Status
 if TYPE_CHECKING:
     from perfexp.probes.workspaces import Found, Workspaces
     from perfexp.work.allocations import Peak
+    from perfexp.work.operator_calls import OperatorCall
 
 #: Workspace that cuBLAS takes per thread from torch's allocator, by the first number of the compute capability.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
@@ -34,8 +36,9 @@ _THREADS = {"inference": 1, "train": 2}
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
 #: Memory that is free between blocks of torch's allocator when it is full, relative to the capacity, to begin with.
 _GAPS = 0.005
-#: Limit on the traces of the search for the largest batch.
-_MOST_TRACES = 12
+#: Limit on the traces of the search for the largest batch, the first of which follow the line of the peaks, and the
+#: distance of the batches that ends it, relative to them. Gaps between blocks have no line, and the rest is bisection.
+_MOST_TRACES, _BY_LINE, _PRECISION = 16, 6, 0.002
 
 
 class MemoryTrace:
@@ -78,13 +81,17 @@ class MemoryTrace:
                 device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
             )
 
-    def peak(self, key: Key, capacity_bytes: int | None = None) -> Peak:
-        """Trace the peak of a point in its steady state, without workspaces; raises Unsupported if it can't.
-
-        `with_workspaces` adds those of convolutions.
+    def peak(
+        self,
+        key: Key,
+        capacity_bytes: int | None = None,
+        workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
+    ) -> Peak:
+        """Trace the peak of a point in its steady state; raises Unsupported if it can't.
 
         Args:
             capacity_bytes: memory that torch's allocator can reserve; None for no limit.
+            workspaces: memory that convolutions take while they run, in bytes.
         """
         from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
         from perfexp.work.tensors import tensors_in
@@ -111,7 +118,7 @@ class MemoryTrace:
                         allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
                         return dict(step.segments)
 
-                    return peak_of_calls(session.module, segments, capacity_bytes=capacity_bytes)
+                    return peak_of_calls(session.module, segments, capacity_bytes=capacity_bytes, workspaces=workspaces)
         except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
@@ -128,17 +135,19 @@ class MemoryTrace:
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
-    def with_workspaces(self, peak: Peak) -> tuple[Peak, Found | None]:
-        """Return a traced peak with the known workspaces of its convolutions, and which of them are known."""
-        found = self._workspaces.of(peak.convolutions) if self._workspaces else None
-        return (peak.with_workspaces(found.sizes) if found else peak), found
+    def with_workspaces(self, key: Key, traced: Peak, capacity_bytes: int | None = None) -> tuple[Peak, Found | None]:
+        """Trace a peak again with the known workspaces of its convolutions; returns it, and which of them are known."""
+        found = self._workspaces.of(traced.convolutions) if self._workspaces else None
+        if found is None or not any(found.sizes.values()):
+            return traced, found
+        return self.peak(key, capacity_bytes, found.sizes), found
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
         workspace = self.workspace_bytes(key)
         traced, present = self.peak(key), self._workspaces.memory_bytes if self._workspaces else None
         capacity = present or self._facts.memory_bytes
-        peak, found = self.with_workspaces(traced)
+        peak, found = self.with_workspaces(key, traced)
         largest = self.largest_batch(key, capacity) if capacity else None
         return {
             "key": msgspec.to_builtins(key),
@@ -160,10 +169,21 @@ class MemoryTrace:
         limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
         batch: int | None = key.batch_size
         while batch is not None:
-            peak = self.with_workspaces(self.peak(msgspec.structs.replace(key, batch_size=batch), limit))[0]
-            trials.append(Trial(batch, peak.fits and peak.total_bytes <= limit, peak.total_bytes))
-            batch = next_batch(trials, start=1, capacity_bytes=(1 - _GAPS) * limit, most=_MOST_TRACES)
+            tried = msgspec.structs.replace(key, batch_size=batch)
+            if (peak := self.peak(tried, limit)).fits:
+                peak, _ = self.with_workspaces(tried, peak, limit)
+            trials.append(Trial(batch, peak.fits, peak.total_bytes))
+            batch = _next_batch(trials, (1 - _GAPS) * limit)
         return bracket(trials)[0] or None
+
+
+def _next_batch(trials: Sequence[Trial], capacity_bytes: float) -> int | None:
+    fits, fails = bracket(trials)
+    if len(trials) < _BY_LINE or not fits:
+        return next_batch(trials, start=1, capacity_bytes=capacity_bytes, most=_MOST_TRACES)
+    if len(trials) >= _MOST_TRACES or fails - fits <= max(1, _PRECISION * fits):
+        return None
+    return (fits + fails) // 2
 
 
 def _sheet(plan: config.Plan, product: str | None) -> tuple[str, GpuFacts]:

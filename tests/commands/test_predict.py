@@ -228,7 +228,8 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     assert report["peak_without_workspaces_bytes"] == report["peak_bytes"]
     assert report["workspaces"] is None
     limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
-    largest, larger = (small.peak(point("inference", report["largest_batch"] + more), limit) for more in (0, 1))
+    batches = (report["largest_batch"], round(1.01 * report["largest_batch"]))
+    largest, larger = (small.peak(point("inference", batch), limit) for batch in batches)
     assert (largest.fits, larger.fits) == (True, False)
     assert 0.97 * limit < largest.total_bytes <= limit
 

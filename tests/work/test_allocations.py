@@ -8,7 +8,7 @@ from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, peak_of_ca
 from perfexp.work.caching_allocator import BLOCK_BYTES
 
 
-def traced(module, shape, *, trains):
+def traced(module, shape, *, trains, **settings):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=True)
     state = {}
 
@@ -28,7 +28,7 @@ def traced(module, shape, *, trains):
         return {"forward": forward, **({"backward": backward, "optimizer": update} if trains else {})}
 
     with torch.set_grad_enabled(trains):
-        return peak_of_calls(module, prepare)
+        return peak_of_calls(module, prepare, **settings)
 
 
 @pytest.mark.slow
@@ -75,31 +75,37 @@ def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
         module = torch.nn.Sequential(
             torch.nn.Conv2d(4, 8, 1, bias=False), torch.nn.Conv2d(8, 32, 1, bias=False), torch.nn.Flatten()
         )
-        with torch.inference_mode(not trains):
-            peak = traced(module, (2, 4, 32, 32), trains=trains)
+
+    def peak_with(workspaces, **limits):
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(not trains):
+            return traced(module, (2, 4, 32, 32), trains=trains, workspaces=workspaces, **limits)
+
+    peak = peak_with({})
     first, second, *backward = peak.convolutions
     assert [first.operator, second.operator] == ["convolution"] * 2
     assert [one.operator for one in backward] == ["convolution_backward"] * 2 * trains
     assert [one.arguments[0].shape for one in (first, second)] == [(2, 4, 32, 32), (2, 8, 32, 32)]
     weights, pixels = BLOCK_BYTES + 8 * 32 * 4, 2 * 32 * 32 * 4
     live = weights * (1 + trains) + (4 + 8 + 32) * pixels  # with the momentum, and the outputs of the call before
-    assert peak.convolutions[first].total_bytes == live
-    assert peak.with_workspaces({}) == peak == peak.with_workspaces({first: 512})
-    larger = peak.with_workspaces({first: 2**24, second: 512})
+    assert peak_with({first: 512}) == peak
+    larger = peak_with({first: 2**24, second: 512})
     assert larger.total_bytes == live + 2**24
-    assert larger.categories == {**peak.convolutions[first].categories, WORKSPACES: 2**24}
+    assert larger.categories[WORKSPACES] == 2**24
     assert sum(larger.categories.values()) == larger.total_bytes
+    assert peak_with({first: 2**24}, capacity_bytes=2**24) == peak  # for which there is no room
 
 
-def test_equal_convolutions_count_where_most_is_live():
+def test_each_convolution_takes_its_workspace():
     with FakeTensorMode():
         layer, inputs = torch.nn.Conv2d(1, 1, 1, bias=False), torch.empty(1, 1, 16, 16)
-        allocations = Allocations()
+        with (plain := Allocations()), torch.no_grad():
+            layer(inputs)
+        [call] = plain.peak.convolutions
+        allocations = Allocations(workspaces={call: 4096})
         allocations.add([inputs], INPUTS)
         with allocations, torch.no_grad():
             held = [layer(inputs), layer(inputs)]
             assert len(held) == 2
             held.clear()
             layer(inputs)
-    [live] = allocations.peak.convolutions.values()
-    assert live.categories == {"inputs": 1024, "activations": 2048}
+    assert allocations.peak.categories == {"inputs": 1024, "activations": 2048, WORKSPACES: 4096}
