@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.errors import Unsupported
-from perfexp.forecast.corpus import Corpus, find_curves
+from perfexp.forecast.corpus import Corpus, MeasuredCurve, find_curves
 from perfexp.forecast.predictions import INTERPOLATED, forecast
 from perfexp.host import gpu_sheets, installation
 from perfexp.prediction.conformal import Calibration, calibrate
@@ -191,9 +191,17 @@ def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
     """Print errors and coverage of the predictions of sparse runs for the points that dense runs measured."""
     runs, truths = find_curves(sparse), find_curves(dense)
     corpus = Corpus(runs)
-    print("| curve | points | median error | p90 | coverage | half-width |\n" + "| --- " * 6 + "|")
-    errors, coverages = [], []
-    for curve in runs:
+    found = [_of_quantity(quantity, runs, truths, corpus) for quantity in dict.fromkeys(run.quantity for run in runs)]
+    if not any(found):
+        print("no curve of a sparse run has a dense one of the same plan and device", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _of_quantity(quantity: str, runs: Sequence[MeasuredCurve], truths: Sequence[MeasuredCurve], corpus: Corpus) -> bool:
+    """Print the curves of one quantity and all of their points together; returns whether there are any."""
+    errors, coverages, halves = [], [], []
+    for curve in (run for run in runs if run.quantity == quantity):
         others = [other for other in truths if (other.name, other.about) == (curve.name, curve.about)]
         for truth in (other for other in others if other.kind == curve.kind):
             made = forecast(curve, list(truth.values), corpus.calibration(curve)).points
@@ -202,23 +210,29 @@ def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
                 for point in made
                 if point.source == INTERPOLATED and point.value
             ]
+            if not rows:
+                continue
             off = np.array([abs(predicted.value / actual - 1) for predicted, actual in rows])
             held = np.mean([predicted.low <= actual <= predicted.high for predicted, actual in rows])
             half = np.median([(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows])
+            if not errors:
+                print(f"\n## {quantity}\n\n| curve | points | median error | p90 | coverage | half-width |")
+                print("| --- " * 6 + "|")
             errors.append(off)
             coverages.append(float(held))
+            halves += [(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows]
             figures = (np.median(off), np.quantile(off, 0.9), held, half)
             print(f"| {curve.name} | {off.size} | " + " | ".join(f"{100 * one:.2f} %" for one in figures) + " |")
     if not errors:
-        print("no curve of a sparse run has a dense one of the same plan and device", file=sys.stderr)
-        return 1
+        return False
     pooled_errors = np.concatenate(errors)
     low, high = bootstrap(coverages, int.from_bytes(hashlib.sha256(pooled_errors.tobytes()).digest()[:8]))
     print(
         f"\nmedian error {100 * np.median(pooled_errors):.2f} %, p90 {100 * np.quantile(pooled_errors, 0.9):.2f} %, "
-        f"coverage {100 * np.mean(coverages):.1f} % ({100 * low:.1f} to {100 * high:.1f} over curves)"
+        f"half-width {100 * np.median(halves):.2f} %, coverage {100 * np.mean(coverages):.1f} % "
+        f"({100 * low:.1f} to {100 * high:.1f} over {len(coverages)} curves)"
     )
-    return 0
+    return True
 
 
 def memory(folders: Sequence[Path]) -> int:
