@@ -30,7 +30,7 @@ def test_the_prediction_of_one_grid_point_is_that_of_the_textbook(monkeypatch):
     smooth, length, lasting, white = GRID[100]
     random = np.random.default_rng(3)
     x, y, at = random.random((5, 1)), random.random(5), np.array([[0.4]])
-    one = predict(Curve(x=x, y=y, errors=np.full(5, 0.02)), at)
+    one = predict(Curve(x=x, spans=np.ones(1), y=y, errors=np.full(5, 0.02)), at)
 
     def kernel(a, b):
         distance = abs(a - b.T)
@@ -55,7 +55,8 @@ def test_intervals_of_noise_stairs_and_kernel_changes_hold_the_truth_in_nine_of_
 
 
 def test_one_wild_curve_does_not_calibrate_the_others_alone():
-    curves = [Curve(x=np.linspace(0, 1, 8)[:, None], y=np.zeros(8), errors=np.full(8, 0.01)) for _ in range(4)]
+    flat = Curve(x=np.linspace(0, 1, 8)[:, None], spans=np.ones(1), y=np.zeros(8), errors=np.full(8, 0.01))
+    curves = [flat] * 4
     assert calibrate([]).factor == NORMAL_FACTOR
     assert calibrate(curves).factor < 2
     assert calibrate(curves).curves == 4
@@ -96,11 +97,12 @@ def test_batch_sizes_and_sizes_with_batch_sizes_begin_at_all_corners():
 def test_a_time_that_bends_over_the_batch_size_is_predicted():
     """A time that is constant for small batches and in proportion to large ones."""
     batches = [2**power for power in range(8)]
-    x = selection.coordinates([((224, 224), batch) for batch in batches])
-    x, seconds = selection.scaled(x, x), 2.0 + 0.3 * np.array(batches)
+    at = selection.coordinates([((224, 224), batch) for batch in batches])
+    x, seconds = selection.scaled(at, at), 2.0 + 0.3 * np.array(batches)
     known = [0, 2, 5, 7]
-    predicted = predict(Curve(x=x[known], y=np.log(seconds[known]), errors=np.full(4, 0.001)), x)
-    assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.05
+    curve = Curve(x=x[known], spans=np.ptp(at, axis=0), y=np.log(seconds[known]), errors=np.full(4, 0.001))
+    predicted = predict(curve, x)
+    assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.01
 
 
 def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(make_record, tmp_path):

@@ -107,7 +107,8 @@ class MeasuredCurve:
             pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)]
         x = selection.coordinates(pairs)
         reference = selection.coordinates(list(self.values))
-        return curve_of(selection.scaled(x, reference), [self.values[pair] for pair in pairs])
+        spans = np.ptp(reference, axis=0)
+        return curve_of(selection.scaled(x, reference), spans, [self.values[pair] for pair in pairs])
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions of a part of it."""

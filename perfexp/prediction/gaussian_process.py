@@ -1,14 +1,14 @@
 """Exact Gaussian process over the sizes of a few measured points, its hyperparameters averaged over a grid.
 
-Log time over log pixels and log batch size is a plane, which may bend over the batch size, plus a smooth part (Matérn
-3/2), plus stairs. Stairs are of two kinds: choices of kernels that last for several sizes (a step process, whose
-covariance is exponential), and choices that change from size to size (white). The white part belongs to the curve, not
-to the measurement: predictions include it.
+A value relative to a line over the batch size, in logarithms over those of pixels and batch size, is a plane, plus a
+smooth part (Matérn 3/2), plus stairs. Stairs are of two kinds: choices of kernels that last for several sizes (a step
+process, whose covariance is exponential), and choices that change from size to size (white). The white part belongs to
+the curve, not to the measurement: predictions include it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -26,9 +26,11 @@ GRID = np.array(
 )
 #: Length over which a choice of kernels lasts, as a share of the measured range.
 _STAIR_LENGTH = 0.3
-#: Prior variances of level and slope of the plane: vague. That of its bend over the batch size, from a time that is
-#: constant while the device is not full to one in proportion.
-_LEVEL_VARIANCE, _SLOPE_VARIANCE, _BEND_VARIANCE = 100.0, 9.0, 1.0
+#: Prior variances of level and slope of the plane: vague.
+_LEVEL_VARIANCE, _SLOPE_VARIANCE = 100.0, 9.0
+#: Constant parts of the line over the batch size that values are taken relative to: time while a device is not full.
+#: They are relative to the part that grows, at the largest batch.
+_FLOORS = np.geomspace(1e-3, 10, 41)
 #: Least relative standard error of a measured value.
 _LEAST_ERROR = 0.001
 #: Grid points with less weight than this share of the largest are left out of predictions.
@@ -46,17 +48,26 @@ class Curve:
     Attributes:
         x: coordinates of the points as shares of the measured range, those of the size and,
             if it varies, of the batch size, shape (n, d).
+        spans: logarithms of the ratios of the ends of the measured range, shape (d,).
         y: logarithms of the values, shape (n,).
         errors: relative standard errors of the values, shape (n,).
     """
 
     x: Samples
+    spans: Samples
     y: Samples
     errors: Samples
 
     def without(self, index: int) -> Curve:
         """Return the curve without one of its points."""
-        return Curve(x=np.delete(self.x, index, 0), y=np.delete(self.y, index), errors=np.delete(self.errors, index))
+        return replace(
+            self, x=np.delete(self.x, index, 0), y=np.delete(self.y, index), errors=np.delete(self.errors, index)
+        )
+
+    def batch(self, at: Samples) -> Samples:
+        """Return the batch sizes at coordinates of shape (m, d), relative to the largest of the range, shape (m,)."""
+        shares: Samples = np.exp(((at - 1) * self.spans)[:, 1:].sum(axis=1))
+        return shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +86,8 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
         at: shape (m, d).
         prior: logarithms of weights of GRID, shape (len(GRID),); None for equal weights.
     """
-    evidence, lower, alpha = _fit(curve)
+    floor = _floor(curve)
+    evidence, lower, alpha, level = _fit(curve, floor)
     weights = _normalized(evidence, prior)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()
@@ -83,7 +95,7 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
         cross = _covariance(curve.x, part)[chosen]
-        means = curve.y.mean() + np.einsum("gnm,gn->gm", cross, alpha[chosen])
+        means = level + np.log(floor + curve.batch(part)) + np.einsum("gnm,gn->gm", cross, alpha[chosen])
         explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
         own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
         mean = weights @ means
@@ -110,7 +122,7 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
     """
     if not curves:
         return None
-    evidences = [_fit(curve)[0] for curve in curves]
+    evidences = [_fit(curve, _floor(curve))[0] for curve in curves]
     uniform: Samples = np.full(len(GRID), 1 / len(GRID))
     prior = uniform
     for _ in range(_LEARNING_STEPS):
@@ -120,20 +132,30 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
     return logarithms
 
 
-def _fit(curve: Curve) -> tuple[Samples, Samples, Samples]:
-    """Return log evidence, shape (g,), Cholesky factor, shape (g, n, n), and weights of the values, shape (g, n)."""
+def _floor(curve: Curve) -> float:
+    """Return the part of the values that does not grow with the batch size, relative to the rest at the largest."""
+    around = curve.y - np.log(_FLOORS[:, None] + curve.batch(curve.x))
+    return float(_FLOORS[around.var(axis=1).argmin()])
+
+
+def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
+    """Return log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and mean of the rest.
+
+    The rest are the logarithms of the values over a line of the batch size.
+    """
     noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
     covariance = _covariance(curve.x, curve.x)
     places = np.arange(len(curve.y))
     covariance[:, places, places] += noise
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    centered = np.broadcast_to((curve.y - curve.y.mean())[:, None], (len(GRID), len(curve.y), 1))
+    rest = curve.y - np.log(floor + curve.batch(curve.x))
+    centered = np.broadcast_to((rest - rest.mean())[:, None], (len(GRID), len(rest), 1))
     whitened = np.linalg.solve(lower, centered)
     alpha = np.asarray(np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64)
     evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(
         axis=1
     )
-    return evidence, lower, alpha
+    return evidence, lower, alpha, float(rest.mean())
 
 
 def _covariance(first: Samples, second: Samples) -> Samples:
@@ -143,13 +165,11 @@ def _covariance(first: Samples, second: Samples) -> Samples:
     ratio = np.sqrt(3) * distance / length
     covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(-distance / _STAIR_LENGTH)
     covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
-    covariance += _BEND_VARIANCE * (first[:, 1:] ** 2 @ second[:, 1:].T ** 2)
     return covariance
 
 
 def _plane(at: Samples) -> Samples:
     plane: Samples = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (at**2).sum(axis=1)
-    plane += _BEND_VARIANCE * (at[:, 1:] ** 4).sum(axis=1)
     return plane
 
 

@@ -44,7 +44,8 @@ class Truth:
         """Return some of the points as a curve over the range of all."""
         places = sorted(chosen)
         x = selection.scaled(self.x, self.x)
-        return Curve(x=x[places], y=np.log(self.values[places]), errors=self.errors[places])
+        spans = np.ptp(self.x, axis=0)
+        return Curve(x=x[places], spans=spans, y=np.log(self.values[places]), errors=self.errors[places])
 
     def campaign(self, measured: int, target: float) -> list[int]:
         """Return the indices of the points that a sparse sweep of at most this many points measures."""

@@ -81,11 +81,11 @@ class Sparse:
     ) -> int | None:
         if len(tried) >= self.measured:
             return None
-        x = selection.coordinates(pairs)
-        x = selection.scaled(x, x)
+        at = selection.coordinates(pairs)
+        x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
         phases = dict.fromkeys(one.key.phase for one in timed)
         medians = [medians_of([one for one in timed if one.key.phase == phase]) for phase in phases]
-        curves = [curve_of(x[[places[pair] for pair in of_phase]], list(of_phase.values())) for of_phase in medians]
+        curves = [curve_of(x[[places[pair] for pair in of]], spans, list(of.values())) for of in medians]
         too_large = out_of_memory(timed)
         impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
@@ -106,9 +106,10 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     return {}
 
 
-def curve_of(x: Samples, values: Sequence[Interval]) -> Curve:
+def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
     """Return a curve of measured values with their intervals, for scaled coordinates of shape (n, 2)."""
-    return Curve(x=x, y=np.log([value.value for value in values]), errors=np.array([*map(standard_error, values)]))
+    errors = np.array([*map(standard_error, values)])
+    return Curve(x=x, spans=spans, y=np.log([value.value for value in values]), errors=errors)
 
 
 def standard_error(value: Interval) -> float:
