@@ -131,8 +131,8 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
         lines += [f"  {text}" for text in _workspaces_text(point["workspaces"])]
         if point["capacity_bytes"]:
             capacity = f"{units.format_bytes(point['capacity_bytes'])} of {point['gpu']}"
-            fits = f"at most batch {point['largest_batch']} fits" if point["largest_batch"] else "no sample fits"
-            lines.append(f"  {fits} in {capacity}")
+            largest = f"at most batch {point['largest_batch']} fits in {capacity}; batch_size=max finds what does"
+            lines.append(f"  {largest}" if point["largest_batch"] else f"  no sample fits in {capacity}")
     predicted = [point for point in traced["points"] if "categories" in point]
     if any(_lacks_workspaces(point["workspaces"]) for point in predicted):
         lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
