@@ -29,9 +29,11 @@ class Block:
 
     @property
     def is_segment(self) -> bool:
+        """Whether it is a whole segment."""
         return self.before is None and self.after is None
 
     def place(self) -> tuple[int, int]:
+        """Its order among free blocks."""
         return self.size, self.address
 
 
