@@ -130,15 +130,24 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
         lines.append(f"  {listed}")
         lines += [f"  {text}" for text in _workspaces_text(point["workspaces"])]
         if point["capacity_bytes"]:
-            capacity = f"{units.format_bytes(point['capacity_bytes'])} of {point['gpu']}"
-            largest = f"at most batch {point['largest_batch']} fits in {capacity}; batch_size=max finds what does"
-            lines.append(f"  {largest}" if point["largest_batch"] else f"  no sample fits in {capacity}")
+            lines.append(f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}")
     predicted = [point for point in traced["points"] if "categories" in point]
     if any(_lacks_workspaces(point["workspaces"]) for point in predicted):
         lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
     if any(not point["capacity_bytes"] for point in predicted):
         lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
     console.show_lines("memory, traced", lines)
+
+
+def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
+    """The largest batch that fits a device, or the memory that its data sheet names."""
+    capacity, largest = units.format_bytes(point["capacity_bytes"]), point["largest_batch"]
+    memory = f"{capacity}, as {point['gpu']} is sold" if is_sheet else f"{capacity} of {point['gpu']}"
+    if not largest:
+        return f"no sample fits in {memory}"
+    if is_sheet:
+        return f"about batch {largest} fits in {memory}; drivers report up to 7 % more; batch_size=max finds what fits"
+    return f"at most batch {largest} fits in {memory}; batch_size=max finds what does"
 
 
 def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
