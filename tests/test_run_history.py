@@ -86,7 +86,7 @@ def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
         measure("replicate=3")
     assert commands.run(["show", "run2"]) == 0
     earlier = "mean over runs of this command, by 2 earlier runs of its plan and its processes, "
-    assert re.search(earlier + r"which differ by [\d.< ]+ % in \w+", capsys.readouterr().out)
+    assert re.search(earlier + r"standard deviation [\d.< ]+ % in \w+", capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_the_processes_are_named_until_runs_count(measure, capsys):
     measure("replicate=3")
     measure("replicate=3")
     assert commands.run(["show", "run1"]) == 0
-    words = r"mean over processes \(3 processes, which differ by [\d.< ]+ % in \w+(, and 1 earlier run)?\)"
+    words = r"mean over processes \(3 processes, standard deviation [\d.< ]+ % in \w+(, and 1 earlier run)?\)"
     assert re.search(words, capsys.readouterr().out)
 
 

@@ -243,8 +243,8 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
     assert scope_notes(rows) == [
         "± this machine at 1 of 3 points, at present: mean over processes, by those of its selfcheck of 2026-01-01",
-        "± this machine at 2 of 3 points, at present: mean over processes, by those that measured 1 point, which "
-        "differ by 1.0 % in latency",
+        "± this machine at 2 of 3 points, at present: mean over processes, by those that measured 1 point, "
+        "standard deviation 1.0 % in latency",
     ]
 
 
@@ -527,17 +527,17 @@ def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
         (
             [(0.011, 0.0113, 0.0116)],
             0,
-            ", at present: mean over processes (3 processes, which differ by 3.4 % in latency)",
+            ", at present: mean over processes (3 processes, standard deviation 3.4 % in latency)",
         ),
         (
             [(0.004, 0.01, 0.04)],
             1,
-            ", at present: mean over processes (3 processes, which differ by 3.4 % in latency, and 1 earlier run)",
+            ", at present: mean over processes (3 processes, standard deviation 3.4 % in latency, and 1 earlier run)",
         ),
         (
             [(0.01,), (0.02,)],
             2,
-            ": mean over runs of this command, by 2 earlier runs of its plan and its processes, which differ",
+            ": mean over runs of this command, by 2 earlier runs of its plan and its processes, standard deviation",
         ),
     ],
 )
@@ -596,10 +596,10 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
     assert note.startswith(
-        "± this machine, at present: mean over processes, by those that measured 1 point, which differ by 1.0 %"
+        "± this machine, at present: mean over processes, by those that measured 1 point, standard deviation 1.0 %"
     )
     [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
-    assert pooled_note.endswith("by those that measured 1 point, which differ by 1.0 % in latency")
+    assert pooled_note.endswith("by those that measured 1 point, standard deviation 1.0 % in latency")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
     assert rest.startswith("± this machine at 1 of 2 points, at present: mean over processes (3 processes")

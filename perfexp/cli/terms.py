@@ -12,10 +12,11 @@ TERMS = {
     "device/graph": "time that the device works on a call that is launched as one CUDA graph",
     "samples/s": "samples per call over the mean time of a pipelined call",
     "p50": "median: half of the calls take at most this long",
-    "±": "half-width of the 95 % interval of a mean, of which the line below the table says over what; "
-    "another run of as many processes lies within 1.4 times that, in 95 of 100 cases",
+    "±": "half-width of the 95 % interval: of the calls' median in one process, or of the mean over what the line "
+    "below the table names; of such a mean another run lies within 1.4 times ±, in 95 of 100 cases",
     "CI95": "95 % interval, printed as its half-width (±) in percent of the figure",
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
+    "standard deviation": "of the processes' medians, in percent of their mean; the largest of several points",
     "replicate": "repetition in a fresh process: with replicate=3 intervals hold for another process of this machine",
     "≈": "estimate: no interval, one that may be too narrow, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",

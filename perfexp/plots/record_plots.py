@@ -160,9 +160,10 @@ def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], od
 def _knee(rates: Line) -> dict[float, str]:
     """The batch from which on the rate stays near the best one, or the last one if no other is near it.
 
-    None if the rate falls in between, up to the last batch or the one before.
+    None if the rate falls in between, up to the last batch or the one before, or if intervals are too wide for it.
     """
-    if len(rates.x) < _LEAST_BATCHES:
+    widths = [y.relative_half_width for y in rates.y]
+    if len(rates.x) < _LEAST_BATCHES or not all(width is not None and width <= (1 - _KNEE) / 2 for width in widths):
         return {}
     best = max(y.value for y in rates.y)
     lower = max((x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best), default=0.0)

@@ -13,7 +13,13 @@ from perfexp.roofline.sentences import pretty
 from perfexp.tables.layer_groups import NUMBER, name_of_all
 
 X_TITLE, Y_TITLE = "arithmetic intensity (FLOP per byte of DRAM)", "achieved rate (FLOP/s)"
-COLORS = {Limit.memory: PALETTE[0], Limit.compute: PALETTE[1], Limit.unclear: PALETTE[3], Limit.neither: GREY}
+COLORS = {
+    Limit.memory: PALETTE[0],
+    Limit.cached: PALETTE[2],
+    Limit.compute: PALETTE[1],
+    Limit.unclear: PALETTE[3],
+    Limit.neither: GREY,
+}
 #: Parts with a number in the plot, and the least share of the time of a part or range that has one.
 _MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 5, 3, 0.01
 #: Data types whose ceiling is drawn only if something was computed in them.

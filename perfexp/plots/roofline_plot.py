@@ -160,7 +160,7 @@ def _legend(axes: Any, roofline: Roofline) -> None:
     handles = []
     for limit, color in COLORS.items():
         rows = [row for row in roofline.parts if row.limit is limit]
-        if limit is Limit.unclear and not rows:
+        if limit in (Limit.cached, Limit.unclear) and not rows:
             continue
         share = sum(row.time_share for row in rows)
         handles.append(_handle("o", f"{roofline.noun} {limit.value}: {share:.0%} of the time", color=color, alpha=0.7))

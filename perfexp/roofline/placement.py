@@ -19,6 +19,8 @@ DRAM, L2 = "DRAM", "L2"
 THREAD, PROCESS = "of a thread", "of the process"
 #: From this share of a ceiling on, the ceiling is the limit; below it, none is. ncu's rules draw the line there.
 NEAR = 0.6
+#: Share of a ceiling that clocks and rounding do not explain.
+ABOVE = 1.02
 
 
 class Basis(StrEnum):
@@ -35,6 +37,7 @@ class Limit(Enum):
     """The kind of ceiling that limits a row."""
 
     memory = "near a memory ceiling"
+    cached = "above the memory ceiling, in a cache"
     compute = "near a compute ceiling"
     unclear = "of unclear limit"
     neither = "near neither"
@@ -182,7 +185,7 @@ class Row:
         if self.share is None or self.share < NEAR:
             return Limit.neither
         if self.binds in (DRAM, L2):
-            return Limit.memory
+            return Limit.cached if self.share > ABOVE and self.load.bytes_basis is Basis.analytic else Limit.memory
         return Limit.unclear if self.load.may_be_less else Limit.compute
 
     @property

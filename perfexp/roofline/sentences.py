@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from perfexp.records.units import digits, format_seconds
-from perfexp.roofline.placement import DRAM, L2, NEAR, Limit, Roofline, Row
+from perfexp.roofline.placement import ABOVE, DRAM, L2, NEAR, Limit, Roofline, Row
 
 #: Shorter launches are mostly ramp-up and ramp-down.
 _SHORT_SECONDS = 5e-6
-#: Share of a ceiling that clocks and rounding do not explain.
-_ABOVE = 1.02
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -35,7 +33,7 @@ def meaning(roofline: Roofline, row: Row) -> str:
         return _without_place(row)
     seconds = row.load.seconds / row.load.launches
     memory, compute, reached = (_percent(row, name) for name in (DRAM, row.fullest_pipe, binds))
-    if share > _ABOVE:
+    if share > ABOVE:
         return f"It lies above the ceiling ({reached} of {binds}){_reason_above(roofline, binds)}"
     if share < NEAR and seconds < _SHORT_SECONDS:
         return (

@@ -125,9 +125,9 @@ _WIDENED = {_of_runs, _of_selfcheck, _of_points}
 
 
 def _spread_text(rows: Sequence[Row]) -> str:
-    """Return how far the processes of the rows differ (standard deviation), at most over several; empty if unknown."""
+    """Return the standard deviation of the processes of the rows, at most over several; empty if unknown."""
     spreads = [row.spread for row in rows if row.spread is not None]
     if not spreads:
         return ""
     kinds = " or ".join(dict.fromkeys(row.time_kind for row in rows if row.spread is not None and row.time_kind))
-    return f", which differ by {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))} in {kinds}"
+    return f", standard deviation {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))} in {kinds}"

@@ -377,6 +377,16 @@ def test_flops_that_may_not_have_been_computed_show_no_limit(make_record, algori
     assert ("Compute limits it" in first) is not is_unclear
 
 
+@pytest.mark.parametrize(("share", "limit"), [(0.9, Limit.memory), (1.3, Limit.cached)])
+def test_a_layer_beyond_the_memory_ceiling_does_not_count_as_limited_by_it(make_record, share, limit) -> None:
+    moved = round(share * 1e-3 * SHEET["memory_bytes_per_second"])
+    lines = [layer("relu", Pass.forward, 1e-3, flops=1000, bytes_min=moved)]
+    found = of_record(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))["inference"]
+    assert [row.limit for row in found.parts] == [limit]
+    assert f"100% are {limit.value}" in meaning(found, found.total)
+    assert ("its data stays in a cache" in meaning(found, found.parts[0])) is (limit is Limit.cached)
+
+
 def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     found = of_record(run_of(make_record, [line], plan={"gpu": {"facts": SHEET}}))["inference"]

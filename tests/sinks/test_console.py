@@ -798,7 +798,7 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
     assert cells[3:] == ["2.0 %", "3"]
     assert not any("two processes" in line for line in lines)
     assert (
-        "  ± this machine, at present: mean over processes (3 processes, which differ by up to 2.0 % in latency)"
+        "  ± this machine, at present: mean over processes (3 processes, standard deviation up to 2.0 % in latency)"
         in lines
     )
 

@@ -145,6 +145,15 @@ def test_a_rate_that_rises_up_to_the_largest_batch_has_no_knee(
     assert size_of(drawing.draw(plot))[0] == 1200
 
 
+@pytest.mark.parametrize(("noise", "is_marked"), [(0.01, True), (0.8, False)])
+def test_rates_with_wide_intervals_have_no_knee(build: Builder, noise: float, is_marked: bool) -> None:
+    rates = {4: 50, 8: 80, 16: 100, 32: 120}
+    points = [build.point(batch / rate, batch=batch, noise=noise) for batch, rate in rates.items()]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    assert bool(plot.panels[1].marks) is is_marked
+
+
 def rough(build: Builder, n: int, **key: Any) -> Point:
     """A point of which the console writes ≈: its interval may be too narrow, and with 3 samples it has none."""
     point = build.point(n=n, noise=0.002, **key)
