@@ -105,6 +105,19 @@ def test_a_time_that_bends_over_the_batch_size_is_predicted():
     assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.01
 
 
+def test_a_time_that_bends_over_the_batch_size_is_predicted_where_small_sizes_have_large_batches():
+    random, sides = np.random.default_rng(1), np.linspace(128, 512, 9).round()
+    pairs = [((int(side), int(side)), int(batch)) for side, batch in zip(sides, np.geomspace(128, 4, 9), strict=True)]
+    at = selection.coordinates([*pairs, ((512, 512), 128), ((128, 128), 4)])
+    x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
+    pixels, batches = np.exp(at).T
+    for constant in random.uniform(4, 40, 5):
+        y = np.log(pixels * (constant + batches))
+        known = np.arange(10)
+        curve = Curve(x=x[known], spans=spans, y=y[known], errors=np.full(10, 0.001))
+        assert abs(np.expm1(predict(curve, x[10:]).mean - y[10:])).max() < 0.02
+
+
 def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(make_record, tmp_path):
     batches, folder = (1, 2, 4, 8, 2), tmp_path / "runs"
     for number, batch in enumerate(batches):

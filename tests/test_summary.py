@@ -242,8 +242,9 @@ def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_recor
     between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
     assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
     assert scope_notes(rows) == [
-        "± this machine at 1 of 3 points, at present: mean over processes, by those of its selfcheck of 2026-01-01",
-        "± this machine at 2 of 3 points, at present: mean over processes, by those that measured 1 point, "
+        "± this machine at 1 of 3 points, at present: mean over processes, which differ as in its selfcheck of "
+        "2026-01-01",
+        "± this machine at 2 of 3 points, at present: mean over processes, which differ as at 1 point with several, "
         "standard deviation 1.0 % in latency",
     ]
 
@@ -596,10 +597,11 @@ def test_points_of_several_processes_and_those_that_they_widened_have_one_note(m
     several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
     [note] = scope_notes([several, pooled])
     assert note.startswith(
-        "± this machine, at present: mean over processes, by those that measured 1 point, standard deviation 1.0 %"
+        "± this machine, at present: mean over processes, which differ as at 1 point with several, "
+        "standard deviation 1.0 %"
     )
     [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
-    assert pooled_note.endswith("by those that measured 1 point, standard deviation 1.0 % in latency")
+    assert pooled_note.endswith("which differ as at 1 point with several, standard deviation 1.0 % in latency")
     [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
     assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
     assert rest.startswith("± this machine at 1 of 2 points, at present: mean over processes (3 processes")

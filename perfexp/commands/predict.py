@@ -141,13 +141,12 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
 
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """The largest batch that fits a device, or the memory that its data sheet names."""
-    capacity, largest = units.format_bytes(point["capacity_bytes"]), point["largest_batch"]
-    memory = f"{capacity}, as {point['gpu']} is sold" if is_sheet else f"{capacity} of {point['gpu']}"
-    if not largest:
-        return f"no sample fits in {memory}"
-    if is_sheet:
-        return f"about batch {largest} fits in {memory}; drivers report up to 7 % more; batch_size=max finds what fits"
-    return f"at most batch {largest} fits in {memory}; batch_size=max finds what does"
+    largest, device = point["largest_batch"], point["gpu"]
+    fits = f"{'about' if is_sheet else 'at most'} batch {largest} fits in" if largest else "no sample fits in"
+    if not is_sheet:
+        return f"{fits} {units.format_bytes(point['capacity_bytes'])} of {device}; batch_size=max finds the largest"
+    size = f"the {point['capacity_bytes'] / 1e9:g} GB of {device}'s data sheet (drivers report up to 7 % more)"
+    return f"{fits} {size}; batch_size=max finds the largest on a device"
 
 
 def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:

@@ -135,7 +135,9 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
 def _floor(curve: Curve) -> float:
     """Return the part of the values that does not grow with the batch size, relative to the rest at the largest."""
     around = curve.y - np.log(_FLOORS[:, None] + curve.batch(curve.x))
-    return float(_FLOORS[around.var(axis=1).argmin()])
+    known = np.column_stack([np.ones(len(curve.y)), curve.x[:, 0]])
+    rest = around - around @ (known @ np.linalg.pinv(known))
+    return float(_FLOORS[(rest**2).sum(axis=1).argmin()])
 
 
 def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:

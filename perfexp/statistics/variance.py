@@ -68,7 +68,7 @@ def pooled(components: Sequence[Component]) -> Component:
 
 
 def widened(interval: Interval, component: Component) -> Interval:
-    """Widen the interval of one process to one that also holds for other processes.
+    """Widen the interval of one process to one of the mean over processes.
 
     The variances add up. Student's t has the degrees of freedom of Welch and Satterthwaite (Satterthwaite, "An
     approximate distribution of estimates of variance components", 1946); the interval itself counts as exact.

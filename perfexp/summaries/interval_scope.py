@@ -94,14 +94,14 @@ def _of_runs(rows: Sequence[Row], where: str) -> str:
 
 def _of_selfcheck(rows: Sequence[Row], where: str) -> str:
     dates = " and ".join(dict.fromkeys(row.selfcheck for row in rows if row.selfcheck))
-    return f"{_at_present(where)}, by those of its selfcheck of {dates}"
+    return f"{_at_present(where)}, which differ as in its selfcheck of {dates}"
 
 
 def _of_points(rows: Sequence[Row], where: str) -> str:
     """The words for points of one process; `rows` are all, of which those of several processes widened them."""
     anchors = [row for row in rows if row.processes > 1]
-    points = f"{units.counted(len(anchors), 'point')}{_spread_text(anchors)}"
-    return f"{_at_present(where)}, by those that measured {points}"
+    points = f"{units.counted(len(anchors), 'point')} with several{_spread_text(anchors)}"
+    return f"{_at_present(where)}, which differ as at {points}"
 
 
 def _of_processes(rows: Sequence[Row], where: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfexp.work.caching_allocator import Block, CachingAllocator
@@ -33,7 +34,7 @@ _OF_SEGMENT = {
 #: Operators whose libraries take workspaces that depend on the device.
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
-#: What a CPU computes fused attention by. Its stand-in has the layout of the queries.
+#: Fused attention of a CPU. Its stand-in has the layout of the queries, as have CUDA's in half precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -42,13 +43,11 @@ class Peak:
     """Largest number of live bytes, and the categories that they belong to.
 
     Attributes:
-        fits: whether torch's allocator had room for all blocks, and for the gaps between them.
         convolutions: the distinct calls of convolutions.
     """
 
     total_bytes: int
     categories: Mapping[str, int]
-    fits: bool = True
     convolutions: Collection[OperatorCall] = ()
 
 
@@ -58,17 +57,13 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen.
 
     Args:
-        capacity_bytes: memory that torch's allocator can reserve; None for no limit.
-        workspaces: memory that convolutions take while they run, in bytes. Where there is no room for it, cuDNN has
-            engines that take none.
+        workspaces: memory that convolutions take while they run, in bytes.
     """
 
-    def __init__(
-        self, capacity_bytes: int | None = None, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._category = "activations"
-        self._allocator = CachingAllocator(capacity_bytes)
+        self._allocator = CachingAllocator()
         self._live: dict[int, tuple[Block, str]] = {}
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
@@ -84,8 +79,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parts is not NotImplemented:
                 return parts
         returned = func(*args, **(kwargs or {}))
-        if name == _ATTENTION:
-            returned = (_as_on_cuda(returned[0]), *returned[1:])
+        if name == _ATTENTION and returned[0].dtype is torch.float32:
+            returned = (_joined(returned[0]), *returned[1:])
         self.add(tensors_in(returned), self._category)
         if name in _CONVOLUTIONS:
             call = OperatorCall.of(func, args)
@@ -95,7 +90,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pass(self, workspace: int) -> None:
         """Take a workspace beside what is live, and give it back."""
-        if block := self._allocator.try_to_allocate(workspace) if workspace else None:
+        if workspace:
+            block = self._allocator.allocate(workspace)
             self._bytes[WORKSPACES] += block.size
             self._update()
             self._bytes[WORKSPACES] -= block.size
@@ -151,11 +147,14 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(self._peak, convolutions=tuple(self._convolutions), fits=not self._allocator.exceeded)
+        return replace(self._peak, convolutions=tuple(self._convolutions))
 
 
-def _as_on_cuda(attended: torch.Tensor) -> torch.Tensor:
-    """Return the output of an attention, (batch, heads, length, width), with the heads of a position side by side."""
+def _joined(attended: torch.Tensor) -> torch.Tensor:
+    """Return the output of an attention, (batch, heads, length, width), with the heads of a position side by side.
+
+    So do CUDA's memory-efficient kernels, which torch takes for float32.
+    """
     batch, heads, length, width = attended.shape
     return attended.new_empty((batch, length, heads, width)).transpose(1, 2)
 
@@ -165,10 +164,33 @@ def without_memory(module: torch.nn.Module) -> Iterator[None]:
     """While entered, tensors of the module and new ones are stand-ins; raises Inconclusive if they do not suffice."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with quiet(), same_random_numbers(), with_stand_ins(module, mode), mode:
+        with quiet(), same_random_numbers(), with_stand_ins(module, mode), _ordinary_code(), mode, _FusedAttention():
             yield
     except FAKE_TENSOR_LIMITS as error:
         raise Inconclusive(str(error)) from error
+
+
+class _FusedAttention(TorchFunctionMode):
+    """While entered, attention is without dropout, for which a CPU has no fused kernels; CUDA's take no more memory."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        return func(**{**dict(zip(names, args, strict=False)), **(kwargs or {}), "dropout_p": 0.0})
+
+
+@contextmanager
+def _ordinary_code() -> Iterator[None]:
+    """While entered, transformer layers call operators one by one in inference, too, so that their memory is seen."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def peak_of_calls(
@@ -176,7 +198,6 @@ def peak_of_calls(
     prepare: Callable[[Allocations], Mapping[str, Callable[[], object]]],
     *,
     calls: int = 3,
-    capacity_bytes: int | None = None,
     workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
 ) -> Peak:
     """Return the peak of the last of several equal calls.
@@ -185,9 +206,9 @@ def peak_of_calls(
         module: model whose parameters and buffers are stand-ins.
         prepare: returns the segments of a call by name, after adding what exists before it.
         calls: number of calls; the optimizer's state exists from the second one on.
-        capacity_bytes, workspaces: those of `Allocations`.
+        workspaces: memory that convolutions take while they run, in bytes.
     """
-    allocations = Allocations(capacity_bytes, workspaces)
+    allocations = Allocations(workspaces)
     allocations.add(module.parameters(), PARAMETERS)
     allocations.add(module.buffers(), BUFFERS)
 

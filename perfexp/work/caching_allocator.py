@@ -27,50 +27,32 @@ class Block:
     before: Block | None = None
     after: Block | None = None
 
-    @property
-    def is_segment(self) -> bool:
-        """Whether it is a whole segment."""
-        return self.before is None and self.after is None
-
     def place(self) -> tuple[int, int]:
         """Its order among free blocks."""
         return self.size, self.address
 
 
 class CachingAllocator:
-    """Segments of a device: the smallest free block that suffices is taken, else a new segment.
+    """Segments of a device without a limit: the smallest free block that suffices is taken, else a new segment.
 
     A block of a large segment that is at most 1 MiB larger than the allocation is taken whole, which torch counts as
-    allocated. A segment beyond the capacity has those returned first in which nothing is allocated.
+    allocated.
 
     Attributes:
         reserved_bytes: size of all segments.
-        exceeded: whether the segments were larger than the capacity, which goes on here and ends a call of torch.
-
-    Args:
-        capacity_bytes: memory for segments; None for no limit.
     """
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.reserved_bytes, self.exceeded = 0, False
-        self._capacity, self._end = capacity_bytes, 0
+    def __init__(self) -> None:
+        self.reserved_bytes = 0
         self._free: dict[bool, list[Block]] = {True: [], False: []}
 
     def allocate(self, size: int) -> Block:
         """Return the block of an allocation in bytes, above 0."""
-        block = self.try_to_allocate(size, beyond=True)
-        assert block is not None
-        return block
-
-    def try_to_allocate(self, size: int, *, beyond: bool = False) -> Block | None:
-        """Return the block of an allocation in bytes, above 0; None if there is no room, or one beyond the capacity."""
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
         place = bisect_left(free, (size, 0), key=Block.place)
-        block = free.pop(place) if place < len(free) else self._segment(size, is_small, beyond=beyond)
-        if block is None:
-            return None
+        block = free.pop(place) if place < len(free) else self._segment(size, is_small)
         block.is_free = False
         rest = block.size - size
         if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
@@ -101,19 +83,8 @@ class CachingAllocator:
         block.is_free = True
         insort(free, block, key=Block.place)
 
-    def _segment(self, size: int, is_small: bool, *, beyond: bool) -> Block | None:
+    def _segment(self, size: int, is_small: bool) -> Block:
         large = _LARGE_SEGMENT if size < _LARGE_LIMIT else -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
-        block = Block(self._end, _SMALL_SEGMENT if is_small else large, is_small)
-        if self._exceeds(block):
-            for blocks in self._free.values():
-                self.reserved_bytes -= sum(one.size for one in blocks if one.is_segment)
-                blocks[:] = [one for one in blocks if not one.is_segment]
-            if self._exceeds(block) and not beyond:
-                return None
-            self.exceeded |= self._exceeds(block)
-        self._end += block.size
+        block = Block(self.reserved_bytes, _SMALL_SEGMENT if is_small else large, is_small)
         self.reserved_bytes += block.size
         return block
-
-    def _exceeds(self, block: Block) -> bool:
-        return self._capacity is not None and self.reserved_bytes + block.size > self._capacity

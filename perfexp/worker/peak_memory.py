@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from operator import ge
 from types import MappingProxyType
@@ -34,11 +34,8 @@ _THREADS = {"inference": 1, "train": 2}
 #: Memory of a board that no tensor can use: a CUDA context with its modules, at least, and in a training on an H100.
 #: Source: docs/results/largest-batch.md
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
-#: Memory that is free between blocks of torch's allocator when it is full, relative to the capacity, to begin with.
-_GAPS = 0.005
-#: Limit on the traces of the search for the largest batch, the first of which follow the line of the peaks, and the
-#: distance of the batches that ends it, relative to them. Gaps between blocks have no line, and the rest is bisection.
-_MOST_TRACES, _BY_LINE, _PRECISION = 16, 6, 0.002
+#: Limit on the traces of the search for the largest batch.
+_MOST_TRACES = 12
 
 
 class MemoryTrace:
@@ -81,16 +78,10 @@ class MemoryTrace:
                 device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
             )
 
-    def peak(
-        self,
-        key: Key,
-        capacity_bytes: int | None = None,
-        workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
-    ) -> Peak:
+    def peak(self, key: Key, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> Peak:
         """Trace the peak of a point in its steady state; raises Unsupported if it can't.
 
         Args:
-            capacity_bytes: memory that torch's allocator can reserve; None for no limit.
             workspaces: memory that convolutions take while they run, in bytes.
         """
         from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
@@ -118,7 +109,7 @@ class MemoryTrace:
                         allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
                         return dict(step.segments)
 
-                    return peak_of_calls(session.module, segments, capacity_bytes=capacity_bytes, workspaces=workspaces)
+                    return peak_of_calls(session.module, segments, workspaces=workspaces)
         except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
@@ -135,12 +126,12 @@ class MemoryTrace:
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
-    def with_workspaces(self, key: Key, traced: Peak, capacity_bytes: int | None = None) -> tuple[Peak, Found | None]:
+    def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, Found | None]:
         """Trace a peak again with the known workspaces of its convolutions; returns it, and which of them are known."""
         found = self._workspaces.of(traced.convolutions) if self._workspaces else None
         if found is None or not any(found.sizes.values()):
             return traced, found
-        return self.peak(key, capacity_bytes, found.sizes), found
+        return self.peak(key, found.sizes), found
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
@@ -162,28 +153,21 @@ class MemoryTrace:
         }
 
     def largest_batch(self, key: Key, capacity_bytes: int) -> int | None:
-        """Return the largest batch whose blocks fit into a memory; None if those of one sample do not.
+        """Return the largest batch whose traced peak fits into a memory; None if that of one sample does not.
 
-        The workspaces of each batch that is tried are included where they are known. The batch of `key` is tried first.
+        Gaps between blocks are left out, and so are workspaces of convolutions, since without room for them cuDNN has
+        engines that take less: of larger batches not even the tensors fit. The batch of `key` is tried first.
         """
         limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
         batch: int | None = key.batch_size
         while batch is not None:
-            tried = msgspec.structs.replace(key, batch_size=batch)
-            if (peak := self.peak(tried, limit)).fits:
-                peak, _ = self.with_workspaces(tried, peak, limit)
-            trials.append(Trial(batch, peak.fits, peak.total_bytes))
-            batch = _next_batch(trials, (1 - _GAPS) * limit)
+            try:
+                peak = self.peak(msgspec.structs.replace(key, batch_size=batch)).total_bytes
+            except Unsupported:  # as some models are for one sample
+                peak = limit + 1
+            trials.append(Trial(batch, peak <= limit, peak))
+            batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
-
-
-def _next_batch(trials: Sequence[Trial], capacity_bytes: float) -> int | None:
-    fits, fails = bracket(trials)
-    if len(trials) < _BY_LINE or not fits:
-        return next_batch(trials, start=1, capacity_bytes=capacity_bytes, most=_MOST_TRACES)
-    if len(trials) >= _MOST_TRACES or fails - fits <= max(1, _PRECISION * fits):
-        return None
-    return (fits + fails) // 2
 
 
 def _sheet(plan: config.Plan, product: str | None) -> tuple[str, GpuFacts]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -228,10 +229,8 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     assert report["peak_without_workspaces_bytes"] == report["peak_bytes"]
     assert report["workspaces"] is None
     limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
-    batches = (report["largest_batch"], round(1.01 * report["largest_batch"]))
-    largest, larger = (small.peak(point("inference", batch), limit) for batch in batches)
-    assert (largest.fits, larger.fits) == (True, False)
-    assert 0.5 * limit < largest.total_bytes <= limit
+    fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
+    assert fits <= limit < fails
 
 
 def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
@@ -340,10 +339,10 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_bat
     assert point["categories"]["workspace of cuBLAS"] == 32 * 2**20
     share = (85 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
     assert point["largest_batch"] > share  # since without room for them cuDNN takes smaller ones
-    assert {call.arguments[0].shape[0] for call in present.calls} > {4, point["largest_batch"]}
+    assert {call.arguments[0].shape[0] for call in present.calls} == {4}
     _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")
     assert "with workspaces of cuDNN for all 2 convolutions, from NVIDIA H100 80GB HBM3" in printed
-    assert "79.2 GiB of NVIDIA H100 80GB HBM3" in printed
+    assert f"at most batch {point['largest_batch']} fits in 79.2 GiB of NVIDIA H100 80GB HBM3; batch_size" in printed
     assert "without workspaces" not in printed
     assert "names no memory size" not in printed
 
@@ -364,6 +363,10 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
     for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=tf32", "execution.cudnn_benchmark=true"):
         words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
         assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
+        sheet = (
+            r"about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\); batch_size"
+        )
+        assert re.search(sheet, words) or "gpu=auto" in other
         assert "with workspaces" not in words, other
     assert len(present.calls) == number
 

@@ -180,7 +180,10 @@ def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, 
     assert after[0].times["device"].median.relative_half_width == pytest.approx(expected, rel=0.03)
     capsys.readouterr()
     assert commands.run(["show", "after"]) == 0
-    assert "± this machine, at present: mean over processes, by those of its selfcheck of" in capsys.readouterr().out
+    assert (
+        "± this machine, at present: mean over processes, which differ as in its selfcheck of"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow

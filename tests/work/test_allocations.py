@@ -76,9 +76,9 @@ def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
             torch.nn.Conv2d(4, 8, 1, bias=False), torch.nn.Conv2d(8, 32, 1, bias=False), torch.nn.Flatten()
         )
 
-    def peak_with(workspaces, **limits):
+    def peak_with(workspaces):
         with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(not trains):
-            return traced(module, (2, 4, 32, 32), trains=trains, workspaces=workspaces, **limits)
+            return traced(module, (2, 4, 32, 32), trains=trains, workspaces=workspaces)
 
     peak = peak_with({})
     first, second, *backward = peak.convolutions
@@ -92,7 +92,6 @@ def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
     assert larger.total_bytes == live + 2**24
     assert larger.categories[WORKSPACES] == 2**24
     assert sum(larger.categories.values()) == larger.total_bytes
-    assert peak_with({first: 2**24}, capacity_bytes=2**24) == peak  # for which there is no room
 
 
 def test_each_convolution_takes_its_workspace():
