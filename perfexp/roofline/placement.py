@@ -37,7 +37,7 @@ class Limit(Enum):
     """The kind of ceiling that limits a row."""
 
     memory = "near a memory ceiling"
-    cached = "above the memory ceiling, in a cache"
+    cached = "above the memory ceiling"
     compute = "near a compute ceiling"
     unclear = "of unclear limit"
     neither = "near neither"

@@ -9,6 +9,11 @@ from perfexp.roofline.placement import ABOVE, DRAM, L2, NEAR, Limit, Roofline, R
 
 #: Shorter launches are mostly ramp-up and ramp-down.
 _SHORT_SECONDS = 5e-6
+#: Reasons of limits in the sentence on all parts.
+_WHY = {
+    Limit.unclear.value: " (Winograd and FFT multiply less than counted)",
+    Limit.cached.value: " (their data stays in a cache)",
+}
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -88,10 +93,9 @@ def _summary(roofline: Roofline) -> str:
     for part in roofline.parts:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
     order = (*(limit.value for limit in Limit), "without both figures")
-    if any(part.limit is Limit.unclear for part in roofline.parts):
-        why = f"{Limit.unclear.value} (Winograd and FFT multiply less than counted)"
-        kinds[why], order = kinds[Limit.unclear.value], tuple(why if k == Limit.unclear.value else k for k in order)
-    spent = ", ".join(f"{kinds[kind]:.0%} are {kind}" for kind in order if round(100 * kinds[kind]) > 0)
+    spent = ", ".join(
+        f"{kinds[kind]:.0%} are {kind}{_WHY.get(kind, '')}" for kind in order if round(100 * kinds[kind]) > 0
+    )
     names = {DRAM: "memory ceiling", total.fullest_pipe: "compute ceiling"}
     if roofline.percentages:
         names[total.fullest_pipe] += " by the SM's busiest part"
