@@ -34,8 +34,8 @@ def measure(run, monkeypatch, tmp_path):
     """A function that measures on a device with a UUID, in each run slower by another factor; gives the record."""
     launch, facts, factors, numbers = FakeDevice.launch, FakeDevice.facts, itertools.cycle(FACTORS), itertools.count()
 
-    def measure(*overrides, uuid="GPU-1", code=0):
-        factor = next(factors)
+    def measure(*overrides, uuid="GPU-1", code=0, factor=None):
+        factor = factor or next(factors)
 
         def slower(device, work_seconds, host_seconds=None):
             return launch(device, work_seconds * factor, host_seconds)
@@ -91,9 +91,10 @@ def test_the_spread_of_processes_is_named_beside_earlier_runs(measure, capsys):
 
 @pytest.mark.slow
 def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
-    measure("replicate=5")
-    alone = row_of(measure())
-    assert (alone.processes, alone.runs) == (1, 1)
+    measure("replicate=5", factor=1.0)
+    near, far = row_of(measure(factor=1.0001)), row_of(measure(factor=1.2))
+    assert (near.processes, near.runs) == (1, 1)
+    assert (far.processes, far.runs) == (1, 2)  # the third run shows how runs differ
 
 
 @pytest.mark.slow

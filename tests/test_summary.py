@@ -286,7 +286,15 @@ def test_a_process_far_from_the_others_is_named_in_a_warning(make_record, second
     (doubt,) = row.doubts
     assert (doubt.code, doubt.is_note) == ("process_apart", False)
     assert doubt.message.startswith(message)
-    assert "replicate=5" in doubt.help
+    assert "replicate=N" in doubt.help
+
+
+def test_a_process_is_not_apart_from_others_that_are_apart(make_record):
+    medians = (0.055, 0.025, 0.899, 0.029, 0.871, 0.879, 0.030)
+    points = [point(each, replicate=replicate) for replicate, each in enumerate(medians)]
+    (row,) = summary.rows(make_record(points=points))
+    assert [doubt.code for doubt in row.doubts] == ["processes_differ"]
+    assert "899 ms" in row.doubts[0].message
 
 
 def test_processes_that_differ_a_little_are_noted(make_record):
@@ -562,6 +570,16 @@ def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record
     assert (row.runs, row.processes) == (1, 1)
     [note] = scope_notes([row])
     assert note == "± this machine, at present: mean over processes, by 1 earlier run of its plan and its one process"
+
+
+def test_an_earlier_run_far_from_this_one_makes_it_no_run_of_the_machine(make_record):
+    record = make_record(points=[point(0.0534)])
+    runs = [[(0.00645, 0.00645), (0.00561, 0.00561), (0.00598, 0.00598)]]
+    record.earlier = [EarlierTime(key=record.points[0].key, time="latency", runs=runs)]
+    [row] = summary.rows(record)
+    assert (row.runs, row.processes) == (0, 1)
+    [note] = scope_notes([row])
+    assert note.startswith("± one process: another run on this machine may differ by more")
 
 
 def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):

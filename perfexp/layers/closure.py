@@ -7,6 +7,7 @@ import numpy as np
 from perfexp.layers import Closure, LayerTimes, Method
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.layer_lines import IGNORE
 
 #: Tolerance for a device-bound call, and for one that gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
@@ -63,7 +64,7 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
         f"{closure.gap_share:.0%} of it are gaps",
         advice="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
         if abs(closure.relative) <= _READABLE
-        else "ignore the layers: other work disturbed one of the two; measure again when the machine is idle",
+        else f"{IGNORE}: other work disturbed one of the two; measure again when the machine is idle",
     )
 
 

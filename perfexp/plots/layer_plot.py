@@ -14,7 +14,7 @@ from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import subject
 from perfexp.tables.layer_groups import GAPS, OTHERS, Stretch, by_kind, call_seconds, in_order, merged
-from perfexp.tables.layer_tables import SHARES_ONLY, agrees, disagreement, points, representative_point
+from perfexp.tables.layer_tables import agrees, disagreement, doubt_text, points, representative_point
 
 #: Color of gaps, and those of neighbors that have no kind, in turns.
 _GAP, SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")
@@ -49,7 +49,7 @@ def caption(record: Record, chosen: Point) -> Caption:
     title, which, footer = str(about), _which(record, chosen), footer_of(chosen.doubts)
     if doubt := disagreement(chosen):
         why = f"{doubt.message.partition(';')[0]}, on {where}: {doubt.help or ''}".removesuffix(": ")
-        return Caption(title=f"{title} · {SHARES_ONLY}", subtitle=which + why, footer=footer)
+        return Caption(title=f"{title} · {doubt_text(chosen)}", subtitle=which + why, footer=footer)
     whole = format_seconds(call_seconds(chosen))
     text = f"{which}{whole} a call on {where}{_closure(chosen)}; medians, times are share × call"
     return Caption(title=title, subtitle=text, footer=footer)

@@ -10,7 +10,7 @@ from perfexp.plots import layer_plot, page, plotly_figures, plotly_layers, recor
 from perfexp.plots.chart import Bars, Caption, Chart, Strips
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables.layer_tables import SHARES_ONLY, agrees, representative_point
+from perfexp.tables.layer_tables import doubt_text, representative_point
 
 
 def of_run(record: Record, lines: Iterable[str]) -> bytes:
@@ -19,7 +19,7 @@ def of_run(record: Record, lines: Iterable[str]) -> bytes:
     layers = list[Any]()
     if chosen is not None and chosen.facts["layers"]["lines"]:
         caption = layer_plot.caption(record, chosen)
-        heading = "Layers" if agrees(chosen) else f"Layers, {SHARES_ONLY}"
+        heading = ", ".join(filter(None, ("Layers", doubt_text(chosen))))
         layers = [f"<h2>{heading}</h2>", f"<p>{page.text(caption.subtitle)}</p>", *plotly_layers.of_point(chosen)]
     return _page(record.name, plot, lines, layers)
 

@@ -55,7 +55,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     "process_apart": _warning(
         "a process took {ratio:.3g} times as long as the others: {median} per call in replicate {number}, {others} in "
         "the others; time and interval include it",
-        "stop other work on this machine, then measure again; of more processes (replicate=5) each weighs less",
+        "stop other work on this machine, then measure again; of more processes (replicate=N) each weighs less",
     ),
     "scaling_unexpected": _note(
         "the time is {ratio:.2f} times that of {reference}{evidence}",

@@ -7,6 +7,8 @@ from typing import Any
 
 #: Diagnostic of a point whose lines are shares only.
 DISAGREES = "layers_disagree"
+#: Beginning of its help where the layers are far from the call.
+IGNORE = "ignore the layers"
 
 
 def seconds_of(line: Mapping[str, Any]) -> float:

@@ -46,7 +46,10 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
 
 
 def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    """A diagnostic if medians of processes differ by more than their calls explain; it names one that is far off."""
+    """A diagnostic if medians of processes differ by more than their calls explain.
+
+    It names a process that is far off, if the others are not far from each other.
+    """
     found = {point.key.replicate: first_median_interval(point, kind) for point in processes}
     intervals = {number: interval for number, interval in found.items() if interval and interval.value > 0}
     values = {number: interval.value for number, interval in intervals.items()}
@@ -57,9 +60,10 @@ def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     others = {number: median(value for other, value in values.items() if other != number) for number in values}
     number = max(values, key=lambda number: (round(abs(math.log(values[number] / others[number])), 9), values[number]))
     ratio = values[number] / others[number]
-    if max(ratio, 1 / ratio) >= _PROCESS_APART:
-        own, rest = (units.format_seconds(seconds, 3) for seconds in (values[number], others[number]))
-        return [diagnostics.make("process_apart", ratio=ratio, median=own, number=number, others=rest)]
+    rest = [value for other, value in values.items() if other != number]
+    if max(ratio, 1 / ratio) >= _PROCESS_APART > max(rest) / min(rest):
+        own, typical = (units.format_seconds(seconds, 3) for seconds in (values[number], others[number]))
+        return [diagnostics.make("process_apart", ratio=ratio, median=own, number=number, others=typical)]
     medians = ", ".join(units.format_seconds(value, 3) for value in values.values())
     return [diagnostics.make("processes_differ", processes=len(values), medians=medians, spread=component.spread)]
 

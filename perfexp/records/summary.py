@@ -200,6 +200,13 @@ def _of_runs(time: blockwise.Summary, runs: Sequence[Sequence[tuple[float, float
     return time.widened(partial(variance.at_least, component=median), partial(variance.at_least, component=mean))
 
 
+def _are_near(runs: Sequence[Sequence[tuple[float, float]]], median: estimators.Interval) -> bool:
+    """Whether the medians of runs are as near as those of 95 of 100 other runs, by the interval of one run."""
+    width = median.log_half_width
+    means = [np.mean(np.log([center for center, _ in run])) for run in runs]
+    return width is not None and all(abs(mean - np.log(median.value)) <= np.sqrt(2) * width for mean in means)
+
+
 def requested_percentiles(record: Record) -> tuple[float, ...]:
     """The percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
@@ -230,10 +237,13 @@ def row(
             if earlier and name in earlier:
                 widened = _of_runs(times[name], [*earlier[name].runs, centers(summaries)])
                 count = len(earlier[name].runs)
-                # few runs are in the interval of several processes only where they widen it
-                is_included = len(summaries) == 1 or count + 1 >= variance.LEAST_RUNS or widened != times[name]
-                if widened is not None and is_included:
-                    times[name], runs[name] = widened, count
+                if widened is None:
+                    continue
+                # few runs are in the interval if they lie near, and in one of several processes if they widen it
+                is_wide = len(summaries) == 1 or widened != times[name]
+                if (is_wide and _are_near(earlier[name].runs, widened.median)) or count + 1 >= variance.LEAST_RUNS:
+                    runs[name] = count
+                times[name] = widened
     kind = next(iter(times), None)
     doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:

@@ -87,9 +87,9 @@ def _ends_text(low: str, high: str) -> str:
 
 
 def bare_time(interval: estimators.Interval) -> str:
-    """Return a time with as many digits as its interval supports, without the interval."""
-    figures, value = _rounded(interval)
-    return units.format_seconds(value, figures)
+    """Return a time with the digits that it has beside its interval, without the interval."""
+    figures = _figures_beside_ends(interval)
+    return units.format_seconds(_to_figures(interval.value, figures), figures)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
@@ -202,9 +202,7 @@ def median_text(row: Row) -> str:
 
 def interval_text(interval: estimators.Interval) -> str:
     """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
-    figures = _figures_beside_ends(interval)
-    text = units.format_seconds(_to_figures(interval.value, figures), figures)
-    return with_width(interval, text, range_text(interval))
+    return with_width(interval, bare_time(interval), range_text(interval))
 
 
 def interval_or_about(interval: estimators.Interval) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfexp.records import races
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.layer_lines import DISAGREES, gap_of, name_of, seconds_of
+from perfexp.records.layer_lines import DISAGREES, IGNORE, gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
@@ -20,7 +20,8 @@ from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 #: Rows on console and report; the table has all.
 _TOP = 7
 #: Said of layers whose times are left out.
-SHARES_ONLY = "shares only: the layers disagree with the call"
+_SHARES_ONLY = "shares only: the layers disagree with the call"
+_UNUSABLE = "not usable: the layers are far from the call"
 #: Columns that comparable lines have in common: everything but the algorithm.
 _COMPARABLE = (
     *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
@@ -122,6 +123,14 @@ def disagreement(point: Point) -> Diagnostic | None:
     return next((doubt for doubt in point.doubts if doubt.code == DISAGREES), None)
 
 
+def doubt_text(point: Point) -> str:
+    """Return for what the layers of a point can be used, in a few words; empty where their times hold."""
+    doubt = disagreement(point)
+    if doubt is None:
+        return ""
+    return _UNUSABLE if (doubt.help or "").startswith(IGNORE) else _SHARES_ONLY
+
+
 def table(record: Record) -> tuple[str, Grid] | None:
     """Return the layers with the largest share of a call, identical ones together; None unless layers were profiled."""
     point = representative_point(record)
@@ -142,7 +151,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
         )
     )
     title = f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included"
-    basis = f"100 % is a call of {format_seconds(whole)}" if agrees(point) else SHARES_ONLY
+    basis = doubt_text(point) or f"100 % is a call of {format_seconds(whole)}"
     return f"{title}; {basis}", grid
 
 

@@ -142,6 +142,9 @@ def test_layers_that_disagree_with_the_call_are_shares_without_times(record: Rec
     page = report_page.of_run(record, []).decode()
     assert "<h2>Layers, shares only: the layers disagree with the call</h2>" in page
     assert "by kind (% of the call)" in page
+    point.doubts[-1] = Diagnostic(code="layers_disagree", message=message, help="ignore the layers: other work")
+    assert layer_plot.caption(record, point).title.endswith("not usable: the layers are far from the call")
+    assert layer_tables.table(record)[0].endswith("not usable: the layers are far from the call")
 
 
 def blocks(build: Builder, closure: float | None = None, method: str = "queue") -> Point:
