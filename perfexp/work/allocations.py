@@ -85,10 +85,10 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _CONVOLUTIONS:
             call = OperatorCall.of(func, args)
             self._convolutions[call] = None
-            self._pass(self._workspaces.get(call, 0))
+            self._take(self._workspaces.get(call, 0))
         return returned
 
-    def _pass(self, workspace: int) -> None:
+    def _take(self, workspace: int) -> None:
         """Take a workspace beside what is live, and give it back."""
         if workspace:
             block = self._allocator.allocate(workspace)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 BLOCK_BYTES = 512
 #: Largest allocation from small segments, and least rest of a block of a large segment that becomes a block.
 _SMALL_BYTES = 1 << 20
-#: Sizes of segments: of small allocations, of those below the limit, and of others a multiple.
+#: Sizes of segments: of small allocations, of large ones below the limit, and of others the least multiple.
 _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_LIMIT, _LARGE_MULTIPLE = 2 << 20, 20 << 20, 10 << 20, 2 << 20
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Part of a segment, between its neighbours there."""
+    """Part of a segment, between its neighbours there; address and size are in bytes."""
 
     address: int
     size: int

@@ -164,8 +164,9 @@ class MemoryTrace:
             try:
                 peak = self.peak(msgspec.structs.replace(key, batch_size=batch)).total_bytes
             except Unsupported:  # as some models are for one sample
-                peak = limit + 1
-            trials.append(Trial(batch, peak <= limit, peak))
+                trials.append(Trial(batch, fits=False))
+            else:
+                trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
 

@@ -14,7 +14,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.predict import answer_text
 from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import DeviceMismatch, UserError
+from perfexp.errors import DeviceMismatch, Unsupported, UserError
 from perfexp.forecast.lookup import Answer
 from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config
@@ -23,6 +23,7 @@ from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
+from perfexp.work.allocations import Peak
 from perfexp.worker import entry
 from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace
 
@@ -231,6 +232,22 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
     fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
     assert fits <= limit < fails
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "largest"), [(10**9, 96), (50 * 10**6, 1), (26 * 10**6, None), (45 * 10**6, None)]
+)
+def test_the_search_for_the_largest_batch_ends_at_the_last_peak_that_fits(small, monkeypatch, free_bytes, largest):
+    """Peaks are 40 MB and 10 MB a sample; one sample cannot be traced where less than 50 MB are free."""
+
+    def peak(trace, key):
+        if key.batch_size == 1 and free_bytes < 50 * 10**6:
+            raise Unsupported("one sample has no variance")
+        return Peak(total_bytes=10**7 * (4 + key.batch_size), categories={})
+
+    monkeypatch.setattr(MemoryTrace, "peak", peak)
+    key = point("inference", 8)
+    assert small.largest_batch(key, free_bytes + CONTEXT_BYTES + small.workspace_bytes(key)) == largest
 
 
 def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
