@@ -18,6 +18,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
 from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
 from perfexp.forecast.lookup import Answer
+from perfexp.forecast.predictions import MEASURED
 from perfexp.host import gpu_sheets
 from perfexp.orchestration.worker_query import query
 from perfexp.plan import config
@@ -55,8 +56,9 @@ def predict(
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
 
     Memory is traced without a GPU. Workspaces of cuDNN's convolutions are added where the GPU is present, or was when
-    an earlier prediction measured them. Time, energy and the whole peak of memory come from records of the same
-    settings on the same device: measured, or interpolated with a 90 % interval, or refused.
+    an earlier prediction measured them. Time, energy and the peak of memory of the timed calls, workspaces included,
+    come from records of the same settings on the same device: measured, or interpolated with a 90 % interval, or
+    refused.
     """
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]
@@ -176,6 +178,11 @@ def _show_answers(
     for key, of_key in answers:
         for quantity, answer in of_key.items():
             lines.append(f"{label(key)}: {quantity} {answer_text(answer, QUANTITIES[quantity])}")
+    known = {(name, one.predicted.source) for _, of_key in answers for name, one in of_key.items() if one.curve}
+    if any(quantity == "memory" for quantity, _ in known):
+        lines.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
+    if any(source == MEASURED for _, source in known):
+        lines.append("a measured interval is that of its record; perfexp show DIR marks one that is too narrow")
     console.show_lines(f"from records in {', '.join(map(str, folders))}", lines)
     raised = dict.fromkeys(
         (str(one), one.help) for _, of_key in answers for answer in of_key.values() for one in answer.diagnostics

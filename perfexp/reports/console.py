@@ -31,7 +31,7 @@ from perfexp.reports import overview
 from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
-from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
+from perfexp.summaries.remarks import Raised, failures, raised_diagnostics, scaling_lines
 from perfexp.summaries.subject import distinguishing, label, one_line, plain_fp32, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
@@ -135,13 +135,7 @@ class Console:
             self._result_lines(table)
         else:
             self._tables(record, table, report)
-        diagnostics = raised_diagnostics(record, table)
-        for raised in diagnostics:
-            if self._verbose or not raised.worst.is_note:
-                self._diagnostics(raised.lines)
-        notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
-        if notes and not self.quiet and not self._verbose:
-            self._line(f"notes: {', '.join(notes)} ({report or 'perfexp show DIR -v'})")
+        self._raised(raised_diagnostics(record, table), report)
         self._section(_NOT_MEASURED, failures(record), style="red")
 
     def show_sweep(
@@ -156,7 +150,7 @@ class Console:
             self._grid(sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios))
         for line in [*verdicts.notes, *verdicts.fastest]:
             self._line(line, indent=2)
-        self._diagnostics(sweep_summary.diagnostic_lines(sweep, records))
+        self._raised(sweep_summary.raised(sweep, records))
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:
             self._to_copy("files", [f"{folder}{os.sep}"])
@@ -237,6 +231,15 @@ class Console:
         for row in rows:
             if row.time:
                 self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
+
+    def _raised(self, diagnostics: Sequence[Raised], report: str = "") -> None:
+        """Print errors and warnings with their help, and the notes so, too, or their codes and where they are."""
+        for raised in diagnostics:
+            if self._verbose or not raised.worst.is_note:
+                self._diagnostics(raised.lines)
+        notes = dict.fromkeys(raised.worst.code for raised in diagnostics if raised.worst.is_note)
+        if notes and not self.quiet and not self._verbose:
+            self._line(f"notes: {', '.join(notes)} ({report or 'perfexp show DIR -v'})")
 
     def _diagnostics(self, lines: Iterable[str]) -> None:
         for line in lines:

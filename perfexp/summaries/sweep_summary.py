@@ -15,7 +15,7 @@ from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
-from perfexp.summaries.remarks import diagnostics_by_place, failures, grouped
+from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import common_device, constant, label, one_line, plain_fp32, subject, with_plain_fp32
 
 
@@ -82,16 +82,16 @@ def _scope(row: Row, other: Row) -> str:
     return "" if is_decided else " in these runs (undecided)"
 
 
-def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """The errors and warnings of all runs, and those that only the other runs show: each code once, with its help."""
+def raised(sweep: Sweep, records: Sequence[Record]) -> list[Raised]:
+    """The diagnostics of all runs, and those that only the other runs show: each code once, with its help."""
     placed = [
         (f"run {child.job} · {place}" if place else "", diagnostics)
         for child, record in paired(sweep, records)
         for place, diagnostics in (diagnostics_by_place(record, rows(record)) if record else ())
     ]
     names = {child.job: one_line(child.name) for child in sweep.children}
-    placed += [(f"run {job} {names[job]}", (raised,)) for job, raised in diagnostics_of(sweep, records).items()]
-    return [line for raised in grouped(placed) if not raised.worst.is_note for line in raised.lines]
+    placed += [(f"run {job} {names[job]}", (one,)) for job, one in diagnostics_of(sweep, records).items()]
+    return grouped(placed)
 
 
 def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:

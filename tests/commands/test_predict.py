@@ -62,6 +62,16 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "90 %" in lines[1]
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
+    assert "a measured interval is that of its record; perfexp show DIR marks one that is too narrow" in printed
+
+
+@pytest.mark.slow
+def test_a_record_without_its_lines_of_points_is_done(finished, tmp_path, capsys):
+    folder = shutil.copytree(finished(*SPARSE).root, tmp_path / "copy")
+    for lines in folder.rglob("points.jsonl"):
+        lines.unlink()
+    assert commands.run(["status", str(folder)]) == 0
+    assert "missing" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

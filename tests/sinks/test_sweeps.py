@@ -129,7 +129,7 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(
     if raised:
         scope = " in these runs (one process each, undecided)"
         assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
-        assert sweep_summary.diagnostic_lines(sweep, records)[0].startswith("warning: run 1 resnet50-1: 2 devices")
+        assert sweep_summary.raised(sweep, records)[0].lines[0].startswith("warning: run 1 resnet50-1: 2 devices")
         cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
     folders = [(record, tmp_path) for record in records]
@@ -208,7 +208,9 @@ def test_warnings_of_all_runs_follow_once_for_each_code_with_the_worst_and_the_r
     sweep, records = build.sweep([{"batch_size": str(batch)} for batch in (1, 2, 4)], [[point] for point in points])
     for record in records:
         record.doubts = [diagnostics.make("simulated")]
-    lines = sweep_summary.diagnostic_lines(sweep, records)
+    raised = sweep_summary.raised(sweep, records)
+    assert [one.worst.code for one in raised if one.worst.is_note] == ["below_resolution"]
+    lines = [line for one in raised if not one.worst.is_note for line in one.lines]
     assert [line.partition(":")[0] for line in lines] == ["warning", "  help"] * 2
     assert lines[0].startswith("warning: scripted device: every time in this record is simulated")
     assert lines[2].startswith("warning: run 1 · 224 · batch 2, the worst of 3 measurements: ")
