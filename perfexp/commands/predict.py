@@ -178,7 +178,8 @@ def _show_answers(
     for key, of_key in answers:
         for quantity, answer in of_key.items():
             lines.append(f"{label(key)}: {quantity} {answer_text(answer, QUANTITIES[quantity])}")
-    known = {(name, one.predicted.source) for _, of_key in answers for name, one in of_key.items() if one.curve}
+    found = (item for _, of_key in answers for item in of_key.items())
+    known = {(name, one.predicted.source) for name, one in found if one.predicted.value}
     if any(quantity == "memory" for quantity, _ in known):
         lines.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
     if any(source == MEASURED for _, source in known):

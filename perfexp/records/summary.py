@@ -200,6 +200,19 @@ def _of_runs(time: blockwise.Summary, runs: Sequence[Sequence[tuple[float, float
     return time.widened(partial(variance.at_least, component=median), partial(variance.at_least, component=mean))
 
 
+def _with_runs(
+    time: blockwise.Summary, earlier: Sequence[Sequence[tuple[float, float]]], own: Sequence[tuple[float, float]]
+) -> tuple[blockwise.Summary, int]:
+    """Widen the intervals of a time by earlier runs; returns it, and the number of runs that the intervals include."""
+    widened = _of_runs(time, [*earlier, own])
+    if widened is None:
+        return time, 0
+    # few runs are in the interval if they lie near, and in one of several processes if they widen it
+    is_wide = len(own) == 1 or widened != time
+    is_included = len(earlier) + 1 >= variance.LEAST_RUNS or (is_wide and _are_near(earlier, widened.median))
+    return widened, len(earlier) if is_included else 0
+
+
 def _are_near(runs: Sequence[Sequence[tuple[float, float]]], median: estimators.Interval) -> bool:
     """Whether the medians of runs are as near as those of 95 of 100 other runs, by the interval of one run."""
     width = median.log_half_width
@@ -235,15 +248,7 @@ def row(
             component = variance.between_processes([[one.median.value for one in summaries]])
             spreads[name], processes[name] = component.spread if component else None, len(series)
             if earlier and name in earlier:
-                widened = _of_runs(times[name], [*earlier[name].runs, centers(summaries)])
-                count = len(earlier[name].runs)
-                if widened is None:
-                    continue
-                # few runs are in the interval if they lie near, and in one of several processes if they widen it
-                is_wide = len(summaries) == 1 or widened != times[name]
-                if (is_wide and _are_near(earlier[name].runs, widened.median)) or count + 1 >= variance.LEAST_RUNS:
-                    runs[name] = count
-                times[name] = widened
+                times[name], runs[name] = _with_runs(times[name], earlier[name].runs, centers(summaries))
     kind = next(iter(times), None)
     doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:
