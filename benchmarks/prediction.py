@@ -270,7 +270,7 @@ def memory(folders: Sequence[Path]) -> int:
             cells = [record.name, point.key.phase, point.key.size_label, point.key.batch_size]
             cells.append(f"{measured.value / 2**20:.1f}")
             for peak, near in ((traced, without), (whole, within)):
-                size = peak.total_bytes + trace.workspace_bytes(point.key)
+                size = peak.total_bytes + trace.workspace_bytes(peak)
                 difference = size / measured.value - 1
                 near.append(abs(difference) <= 0.02)
                 cells += [f"{size / 2**20:.1f}", f"{100 * difference:+.2f} %"]

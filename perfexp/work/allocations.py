@@ -33,9 +33,14 @@ _OF_SEGMENT = {
 }
 #: Operators whose libraries take workspaces that depend on the device.
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
-
+#: Operators of cuBLAS, which takes a workspace for each thread that calls it.
+_PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
+)
 #: Fused attention of a CPU. Its stand-in has the layout of the queries, as have CUDA's in half precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +49,13 @@ class Peak:
 
     Attributes:
         convolutions: the distinct calls of convolutions.
+        multiplying_threads: number of threads that multiply matrices; autograd has its own.
     """
 
     total_bytes: int
     categories: Mapping[str, int]
     convolutions: Collection[OperatorCall] = ()
+    multiplying_threads: int = 0
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -68,16 +75,15 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
         self._workspaces, self._convolutions = workspaces, dict[OperatorCall, None]()
+        self._multiplying = set[bool]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func._schema.name
-        if "conv" in name:  # inference mode leaves conv2d whole
+        if _is_composite(func):  # inference mode leaves these whole
             with self:
-                parts = func.decompose(*args, **(kwargs or {}))
-            if parts is not NotImplemented:
-                return parts
+                return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
         returned = func(*args, **(kwargs or {}))
         if name == _ATTENTION and returned[0].dtype is torch.float32:
             returned = (_joined(returned[0]), *returned[1:])
@@ -86,6 +92,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = OperatorCall.of(func, args)
             self._convolutions[call] = None
             self._take(self._workspaces.get(call, 0))
+        if name in _PRODUCTS:
+            self._multiplying.add(self._category == _OF_SEGMENT["backward"])
         return returned
 
     def _take(self, workspace: int) -> None:
@@ -147,7 +155,15 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(self._peak, convolutions=tuple(self._convolutions))
+        return replace(
+            self._peak, convolutions=tuple(self._convolutions), multiplying_threads=len(self._multiplying)
+        )
+
+
+def _is_composite(operator: Any) -> bool:
+    """Whether an operator is made of others by torch's own code; decompositions for compilers take other memory."""
+    is_known = operator.namespace != "prim"
+    return is_known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))
 
 
 def _joined(attended: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 #: Workspace that cuBLAS takes per thread from torch's allocator, by the first number of the compute capability.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
-#: Threads that multiply matrices: that of forward passes, and that of autograd.
-_THREADS = {"inference": 1, "train": 2}
 #: Memory of a board that no tensor can use: a CUDA context with its modules, at least, and in a training on an H100.
 #: Source: docs/results/largest-batch.md
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
@@ -121,10 +119,10 @@ class MemoryTrace:
             node["optimizer"] = {"foreach": True, **node["optimizer"]}
         return node
 
-    def workspace_bytes(self, key: Key) -> int:
+    def workspace_bytes(self, peak: Peak) -> int:
         """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
         capability = str(self._facts.compute_capability or "").partition(".")[0]
-        return _THREADS[key.phase] * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
+        return peak.multiplying_threads * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
     def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, Found | None]:
         """Trace a peak again with the known workspaces of its convolutions; returns it, and which of them are known."""
@@ -135,8 +133,8 @@ class MemoryTrace:
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
-        workspace = self.workspace_bytes(key)
         traced, present = self.peak(key), self._workspaces.memory_bytes if self._workspaces else None
+        workspace = self.workspace_bytes(traced)
         capacity = present or self._facts.memory_bytes
         peak, found = self.with_workspaces(key, traced)
         largest = self.largest_batch(key, capacity) if capacity else None
@@ -158,14 +156,15 @@ class MemoryTrace:
         Gaps between blocks are left out, and so are workspaces of convolutions, since without room for them cuDNN has
         engines that take less: of larger batches not even the tensors fit. The batch of `key` is tried first.
         """
-        limit, trials = capacity_bytes - CONTEXT_BYTES - self.workspace_bytes(key), []
+        limit, trials = capacity_bytes - CONTEXT_BYTES, []
         batch: int | None = key.batch_size
         while batch is not None:
             try:
-                peak = self.peak(msgspec.structs.replace(key, batch_size=batch)).total_bytes
+                traced = self.peak(msgspec.structs.replace(key, batch_size=batch))
             except Unsupported:  # as some models are for one sample
                 trials.append(Trial(batch, fits=False))
             else:
+                peak = traced.total_bytes + self.workspace_bytes(traced)
                 trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
@@ -235,9 +234,10 @@ class MemoryGuard:
         if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
             return None
         try:
-            peak = self._trace.peak(key).total_bytes + self._trace.workspace_bytes(key)
+            traced = self._trace.peak(key)
         except Unsupported:
             return None
+        peak = traced.total_bytes + self._trace.workspace_bytes(traced)
         if peak <= self._limit:
             return None
         sizes = f"{units.format_bytes(peak)} of {units.format_bytes(self._limit)}"
