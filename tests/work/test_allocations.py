@@ -108,3 +108,28 @@ def test_each_convolution_takes_its_workspace():
             held.clear()
             layer(inputs)
     assert allocations.peak.categories == {"inputs": 1024, "activations": 2048, WORKSPACES: 4096}
+
+
+def peak_without_gradients(module, inputs):
+    with (allocations := Allocations()), torch.inference_mode():
+        allocations.add([inputs], INPUTS)
+        module(inputs)
+    return allocations.peak
+
+
+def test_an_inference_is_traced_by_the_operators_that_torch_runs():
+    """Its own decompositions for compilers copy the input of a dropout, and enlarge element by element."""
+    with FakeTensorMode():
+        inputs = torch.empty(1, 1, 16, 16)
+        assert "activations" not in peak_without_gradients(torch.nn.Dropout().eval(), inputs).categories
+        enlarged = peak_without_gradients(torch.nn.UpsamplingBilinear2d(scale_factor=2), inputs)
+    assert enlarged.categories["activations"] == 4 * 1024
+
+
+@pytest.mark.parametrize(("module", "inference", "training"), [("Linear", 1, 2), ("BatchNorm1d", 0, 0)])
+def test_threads_that_multiply_matrices_are_counted(module, inference, training):
+    settings = {"Linear": (8, 8), "BatchNorm1d": (8,)}[module]
+    with FakeTensorMode():
+        layer = getattr(torch.nn, module)(*settings)
+        assert traced(layer, (4, 8), trains=True).multiplying_threads == training
+        assert peak_without_gradients(layer.eval(), torch.empty(4, 8)).multiplying_threads == inference
