@@ -40,7 +40,7 @@ def some_of(everything, count, salt=""):
 
 
 def of_the_whole(items):
-    """What a run of all tests leaves out: eleven twelfths of the slow ones, by the commit; none where tests were chosen.
+    """What a run of all tests leaves out: most slow ones, by the commit; none where tests were chosen.
 
     Args:
         items: all tests.

@@ -155,9 +155,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(
-            self._peak, convolutions=tuple(self._convolutions), multiplying_threads=len(self._multiplying)
-        )
+        return replace(self._peak, convolutions=tuple(self._convolutions), multiplying_threads=len(self._multiplying))
 
 
 def _is_composite(operator: Any) -> bool:
