@@ -58,16 +58,19 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("≈", "≈: estimate: no interval"),
         ("cold start", "cold start: wall time of a fresh process"),
         ("undecided", "undecided: the ratio's interval lies neither"),
+        ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
+        ("probes.layers", "    layers: false           # time of each layer"),
+        ("stopping.max_seconds=3", "Options of the group stopping: brisk, coarse, fine"),
     ],
 )
-def test_help_explains_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):
+def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):
     assert dispatch(["help", *topic.split()]) == 0
     assert capsys.readouterr().out.startswith(words)
 
 
 def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
-    assert "'busyhost' is not a command, a code or a term. Did you mean busy_host?" in capsys.readouterr().err
+    assert "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,9 @@ prints all metrics and the notes, --json prints results as JSON, --overwrite
 replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
 runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
 explains a command, `perfexp help keys` all options and keys, `perfexp help
-busy_host` the code of a warning, and `perfexp help p95` or `perfexp help ≈` a
-term of the tables; README.md has the rest."""
+batch_size` one of them, `perfexp help busy_host` the code of a warning, and
+`perfexp help p95` or `perfexp help ≈` a term of the tables; README.md has the
+rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -103,7 +104,8 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     if topic == _KEYS:
         return "\n".join(_details(options, folders[0] / "config.yaml"))
     if topic and not topic.startswith("-"):
-        return _topic(" ".join(arguments[1:]))
+        topic = " ".join(arguments[1:])
+        return _topic(topic, list(_on_key(topic.partition("=")[0], options, folders[0] / "config.yaml")))
     width = max(map(len, _COMMANDS)) + 2
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
     commands = [
@@ -116,22 +118,33 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     return "\n".join([_HEADER, "", *examples, "", *commands, "", *names, *settings, _FOOTER])
 
 
-def _topic(topic: str) -> str:
-    """The meaning of a command, of a code or of a term of the tables; raises UserError for anything else."""
+def _topic(topic: str, key_lines: Sequence[str]) -> str:
+    """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
     from perfexp.records.diagnostics import DIAGNOSTICS  # the overview does without
 
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
     if text := terms.meaning(topic):
-        return textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  ")
+        return "\n".join([textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines])
+    if key_lines:
+        return "\n".join(key_lines)
     if topic not in DIAGNOSTICS:
         known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS))
         hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
-        raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a code or a term.", known, hint))))
+        raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
     rule = DIAGNOSTICS[topic]
     message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))
     lines = (f"{topic} ({rule.severity}): {message}", f"help: {remedy}", "All codes: docs/reference/diagnostics.md")
     return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
+
+
+def _on_key(key: str, options: Mapping[str, set[str]], file: Path) -> Iterator[str]:
+    """Yield the options of a group and the keys of that name, or of the section, with defaults and comments."""
+    group = key.partition(".")[0]
+    if group in options:
+        yield _filled(f"Options of the group {group}", sorted(options[group]))
+        yield f"perfexp list {group} explains them, and perfexp {group}=NAME --cfg job\nprints the keys of one."
+    yield from (text for found, text in _keys(file) if found == key or found.startswith(f"{key}."))
 
 
 def _filled(title: str, names: Sequence[str]) -> str:
@@ -146,7 +159,7 @@ def _details(options: Mapping[str, set[str]], file: Path) -> Iterator[str]:
         text = f"{f'  {name}'.ljust(width)}{', '.join(sorted(options[name]))}"
         yield textwrap.fill(text, _WIDTH, subsequent_indent=" " * width, break_on_hyphens=False)
     yield "\nKeys with their defaults (key=value, or section.key=value):"
-    yield from _keys(file)
+    yield from (text for _, text in _keys(file))
 
 
 def keys_of(file: Path) -> set[str]:
@@ -169,8 +182,8 @@ def _names(file: Path) -> list[str]:
     return [line.partition(":")[0] for line in lines if line[:1].isalpha() and not _is_section(line)]
 
 
-def _keys(file: Path) -> Iterator[str]:
-    """Yield the lines of config.yaml that set keys, sections included, with their comments, which are wrapped."""
+def _keys(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield keys and their lines in config.yaml, sections included, with comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
     fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
     section = ""
@@ -179,7 +192,8 @@ def _keys(file: Path) -> Iterator[str]:
             section = line.partition(":")[0] if _is_section(line) else ""
         is_key = line[:1].isalpha() or (section and line.lstrip()[:1].isalpha())
         if is_key and section not in ("defaults", "hydra"):
-            yield fill(f"  {line}")
+            name = line.strip().partition(":")[0]
+            yield f"{section}.{name}" if section and name != section else name, fill(f"  {line}")
 
 
 def _is_section(line: str) -> bool:
