@@ -68,6 +68,12 @@ def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_expla
     assert capsys.readouterr().out.startswith(words)
 
 
+@pytest.mark.parametrize("group", ["stopping", "mode", "execution", "sweep", "precision", "probe"])
+def test_each_option_of_a_group_is_explained(group, capsys):
+    assert dispatch(["list", group]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line.split()) < 3] == []
+
+
 def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
     assert "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?" in capsys.readouterr().err
