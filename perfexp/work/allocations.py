@@ -40,6 +40,7 @@ _PRODUCTS = frozenset(
 #: Fused attention of a CPU. Its stand-in has the layout of the queries, as have CUDA's in half precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
+_SUM = "aten::add"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -84,6 +85,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_composite(func):  # inference mode leaves these whole
             with self:
                 return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
+        if name == _SUM and self._category == _OF_SEGMENT["backward"] and _is_accumulated(*args[:2]):
+            return args[0]
         returned = func(*args, **(kwargs or {}))
         if name == _ATTENTION and returned[0].dtype is torch.float32:
             returned = (_joined(returned[0]), *returned[1:])
@@ -159,9 +162,24 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_composite(operator: Any) -> bool:
-    """Whether an operator is made of others by torch's own code; decompositions for compilers take other memory."""
-    is_known = operator.namespace != "prim"
-    return is_known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))
+    """Whether torch runs an operator as others; decompositions for compilers take other memory, and devices have some.
+
+    What a CPU has a kernel for, such as the gradient of a SiLU, has one on CUDA.
+    """
+    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, operator.name()
+    return operator.namespace != "prim" and has_kernel(name, _COMPOSITE) and not has_kernel(name, "CPU")
+
+
+def _is_accumulated(total: Any, other: Any) -> bool:
+    """Whether autograd adds a gradient to this one in place on a device: where nothing else refers to it.
+
+    It never does for stand-ins. The other gradient has been computed just now, so that only the call refers to it.
+    """
+    if not isinstance(other, torch.Tensor) or total is other or total.shape != other.shape:
+        return False
+    storage = total.untyped_storage()
+    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2  # of the tensor and of the object above
+    return bool(is_alone and total._use_count() <= other._use_count())  # type: ignore[attr-defined]
 
 
 def _joined(attended: torch.Tensor) -> torch.Tensor:

@@ -133,3 +133,28 @@ def test_threads_that_multiply_matrices_are_counted(module, inference, training)
         layer = getattr(torch.nn, module)(*settings)
         assert traced(layer, (4, 8), trains=True).multiplying_threads == training
         assert peak_without_gradients(layer.eval(), torch.empty(4, 8)).multiplying_threads == inference
+
+
+def test_gradients_of_two_paths_are_added_up_in_place():
+    class TwoPaths(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.empty(1))
+
+        def forward(self, inputs):
+            scaled = inputs * self.scale
+            return (scaled * 2.0).sum() + (scaled * 3.0).sum()
+
+    with FakeTensorMode():
+        peak = traced(TwoPaths(), (256, 1024), trains=True)
+    assert peak.total_bytes == pytest.approx(3 * 256 * 1024 * 4, rel=0.01)  # inputs, and a gradient for each path
+
+
+def test_what_devices_have_a_kernel_for_takes_no_parts():
+    """The gradient of a SiLU has a definition by other operators, too, which take five times its memory."""
+    with FakeTensorMode():
+        inputs = torch.empty(1024, requires_grad=True)
+        outputs = torch.nn.functional.silu(inputs).sum()
+        with (allocations := Allocations()):
+            outputs.backward()
+    assert allocations.peak.total_bytes <= 2 * 4096
