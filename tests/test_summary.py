@@ -468,6 +468,14 @@ def of_processes(workspaces, promised, **facts):
     return points
 
 
+def test_cycles_are_those_of_the_device_time_of_all_processes(make_record):
+    points = of_processes([3.0, 3.0], [1.2, 1.2])
+    for point, cycles in zip(points, (4e6, 9e6), strict=True):
+        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
+    [row] = summary.rows(make_record(points=points))
+    assert wording.find_metric(row, "device/cycles_per_call").value == pytest.approx(6e6)
+
+
 def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record):
     record = make_record(points=of_processes([None, 3.0, 7.0], [1.2, 1.3, 1.25]))
     rows = summary.rows(record)

@@ -80,6 +80,7 @@ class MeasuredCurve:
         out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
+        of_one_process: points whose intervals do not include how processes of a machine differ.
     """
 
     folder: Path
@@ -93,6 +94,7 @@ class MeasuredCurve:
     out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
+    of_one_process: frozenset[Pair] = frozenset()
 
     @property
     def name(self) -> str:
@@ -164,7 +166,9 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
         if same:
             values = {pair: value for part in reversed(same) for pair, value in part.values.items()}
             too_large = frozenset().union(*(part.out_of_memory for part in parts)) - values.keys()
-            joined.append(replace(same[0], values=values, out_of_memory=too_large))
+            alone = {pair: pair in part.of_one_process for part in reversed(same) for pair in part.values}
+            alone_now = frozenset(pair for pair, is_alone in alone.items() if is_alone)
+            joined.append(replace(same[0], values=values, out_of_memory=too_large, of_one_process=alone_now))
     return [*(curve for curve in curves if len(curve.values) >= LEAST_MEASURED), *joined]
 
 
@@ -181,6 +185,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
     for phase in dict.fromkeys(point.key.phase for point in record.points if point.key.is_timed):
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
+        alone = frozenset((row.key.input_size, row.key.batch_size) for row in of_phase if not row.is_of_machine)
         found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
         for quantity, (kind, values) in found.items():
@@ -197,6 +202,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
                     out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
+                    of_one_process={"time": alone, "energy": frozenset(values)}.get(quantity, frozenset()),
                 )
                 curves.append(curve)
     return curves

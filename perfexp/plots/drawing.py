@@ -113,7 +113,10 @@ def _line(axes: Any, line: Line, factor: float, panel: Panel) -> None:
     axes.plot(line.x, values, marker=marker, markersize=4 if line.is_light else 6, **dash, **look)
     hollow = numpy.array(panel.hollow(line))
     axes.plot(numpy.array(line.x)[hollow], values[hollow], marker, color=color, zorder=2.5, **_HOLLOW)
-    if line.is_light:
+    if line.is_light:  # its intervals may leave the axes, whose scale is that of the values
+        ends = [((x, one[0]), (x, one[1])) for x, one in zip(line.x, zip(low, high, strict=True), strict=True)]
+        bars = matplotlib.collections.LineCollection(ends, colors=color, alpha=0.45, linewidths=1.2)
+        axes.add_collection(bars, autolim=False)
         return
     if len(line.x) > _MOST_ERROR_BARS:
         axes.fill_between(line.x, low, high, color=color, alpha=0.25, linewidth=0)
@@ -185,11 +188,15 @@ def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None
         return
     length, low, high = _scaled([bar.value], factor)
     if bar.behind is not None:
-        axes.barh(position, bar.behind.value * factor, height=0.8, color=COLORS[0], alpha=0.22)
+        whole, least, most_behind = _scaled([bar.behind], factor)
+        axes.barh(position, whole, height=0.8, color=COLORS[0], alpha=0.22)
+        faint = {"ecolor": COLORS[0], "elinewidth": 1.2, "capsize": 2, "alpha": 0.6, "fmt": "none"}
+        axes.errorbar(whole, position + 0.33, xerr=(whole - numpy.maximum(least, 0), most_behind - whole), **faint)
     axes.barh(position, length, height=0.5, color="white" if bar.is_hollow else COLORS[0], **_EDGE)
     error = {"ecolor": "black", "elinewidth": 1.5, "capsize": 4}
     axes.errorbar(length, position, xerr=(length - numpy.maximum(low, 0), high - length), **error)
-    end = max(float(numpy.nanmax([length[0], high[0]])), bar.behind.value * factor if bar.behind else 0.0)
+    ends = [end for one in (bar.value, bar.behind) if one for end in (one.value, one.high or 0.0)]
+    end = max(ends) * factor
     axes.text(end + 0.012 * most, position, plain(bar.text), va="center", fontsize=11)
 
 

@@ -156,7 +156,8 @@ def _facet(facet: Facet, hollow: str) -> Any:
     figure, places = go.Figure(), list(range(len(rows)))
     behind = [bar.behind.value * factor if bar.behind else None for _, bar in rows]
     if any(behind):
-        figure.add_bar(x=behind, y=places, orientation="h", name="latency", marker_color=COLORS[0], opacity=0.25)
+        look = {"marker_color": COLORS[0], "opacity": 0.25, "error_x": _errors([bar.behind for _, bar in rows], factor)}
+        figure.add_bar(x=behind, y=places, orientation="h", name="latency", **look)
     looks = (False, facet.title.partition(";")[0], COLORS[0]), (True, f"≈ {hollow}", "white")
     for is_hollow, name, color in looks:
         chosen = {place: bar for place, (_, bar) in enumerate(rows) if bar.is_hollow is is_hollow}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from perfexp.records.units import digits, format_seconds
 from perfexp.roofline.kernel_names import cut
-from perfexp.roofline.placement import DRAM, Roofline, Row, ratio
+from perfexp.roofline.placement import DRAM, Limit, Roofline, Row, ratio
 from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
@@ -95,13 +95,22 @@ def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, 
         ("rate", 0, lambda row: amount(row.load.flops_per_second, "FLOP/s", row.flops_are_estimated)),
         ("of compute", 0, lambda row: _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute"))),
         ("of memory", 0, lambda row: _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM))),
-        ("binds", 0, lambda row: row.binds or "–"),
+        ("limit", 0, _limit),
     )
     made = (
         Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=word is name, is_key=word is name)
         for title, rank, word in columns
     )
     return Grid(columns=tuple(made), notes=tuple(notes))
+
+
+def _limit(row: Row) -> str:
+    """The ceiling that a row is near; `neither` where time goes into other things."""
+    if row.binds is None:
+        return "–"
+    if row.limit in (Limit.memory, Limit.compute):
+        return row.binds
+    return {Limit.cached: f"above {row.binds}", Limit.unclear: "unclear"}.get(row.limit, "neither")
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:

@@ -19,6 +19,7 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.records.units import digits
+from perfexp.statistics.estimators import Interval
 from perfexp.summaries.interval_scope import scope_text
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
@@ -106,7 +107,10 @@ def _facets(runs: Sequence[_Run], ratios: _Ratios) -> list[Facet]:
             if not run.row
             or (run.row.key.phase == phase and (run.row.time_kind == kind if run.row.time else kind == first))
         ]
-        behind = "; pale: latency" if any(_behind(run) for run in here) else ""
+        bare = any(one.low is None for run in here if (one := _latency(run)))
+        behind = (
+            f"; pale: latency{', without an interval where no whisker is' * bare}" if any(map(_latency, here)) else ""
+        )
         prefix = f"{phase}: " if len(places) > 1 else ""
         facets.append(Facet(title=f"{prefix}{kind} per call{behind}", groups=_groups(here, ratios)))
     return facets
@@ -139,8 +143,7 @@ def _bars(runs: Sequence[_Run], ratios: _Ratios, *, is_group: bool) -> list[Bar]
             bars.append(Bar(label=name, value=None, text=text))
             continue
         median = run.row.time.median
-        behind = run.row.times["latency"].median if _behind(run) else None
-        bar = Bar(label=name, value=median, text="", is_rough=is_narrow(run.row), behind=behind)
+        bar = Bar(label=name, value=median, text="", is_rough=is_narrow(run.row), behind=_latency(run))
         bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{_ratio_text(run, ratios)}"))
     return bars
 
@@ -168,9 +171,11 @@ def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
     return [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"]
 
 
-def _behind(run: _Run) -> bool:
-    """Whether a run has the latency besides the device's own time."""
-    return bool(run.row and run.row.time_kind in DEVICE_TIMES and "latency" in run.row.times)
+def _latency(run: _Run) -> Interval | None:
+    """The latency of a run that has it besides the device's own time; None for others."""
+    if run.row is None or run.row.time_kind not in DEVICE_TIMES or "latency" not in run.row.times:
+        return None
+    return run.row.times["latency"].median
 
 
 def _model(run: _Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import median
+from statistics import geometric_mean, median
 
 import msgspec
 
@@ -16,6 +16,7 @@ from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
 
 _PROVEN, _WORKSPACE, _LAUNCHES = "algorithm/proven_share", "algorithm/workspace_peak_bytes", "loop/host_seconds"
+_CYCLES = "device/cycles_per_call"
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -37,9 +38,10 @@ def interrupted(record: Record) -> Counter[Key]:
 def pooled_metrics(
     points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> tuple[Metric, ...]:
-    """The metrics of the first process, but of all: rates of work, largest workspace, median of launches, and speedups.
+    """The metrics of the first process, but of all: rates of work, workspace, launches, cycles and speedups.
 
-    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    The workspace is the largest one, launches are a median, and cycles a geometric mean, as device times are. Rates are
+    by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
     """
     factors = _rate_factors(points[0], times, kind)
     return tuple(_pooled(one, points, factors.get(one.name)) for one in points[0].metrics)
@@ -61,6 +63,9 @@ def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Me
     if metric.name == _LAUNCHES:
         values = [own.value for point in _finished(points) if (own := point.metric(_LAUNCHES)) and own.value]
         return msgspec.structs.replace(metric, value=median(values), reason=None) if values else metric
+    if metric.name == _CYCLES:
+        values = [own.value for point in _finished(points) if (own := point.metric(_CYCLES)) and own.value]
+        return msgspec.structs.replace(metric, value=geometric_mean(values), reason=None) if values else metric
     if metric.value is None:
         return metric
     if races.is_speedup(metric.name) and (pooled := pooled_speedup(points, metric.name)):

@@ -15,6 +15,7 @@ from perfexp.commands.predict import answer_text
 from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
+from perfexp.forecast.corpus import find_curves
 from perfexp.forecast.lookup import Answer
 from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config
@@ -58,11 +59,12 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert code == 0
     lines = [line for line in printed.splitlines() if ": time" in line]
     assert "measured" in lines[0]
-    assert "interpolated, nearest measured 224 · batch 1" in lines[1]
+    assert "interpolated between points of one process, nearest measured 224 · batch 1" in lines[1]
     assert "90 %" in lines[1]
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
     assert "a measured interval is that of its record; perfexp show DIR marks one that is too narrow" in printed
+    assert "one process: another run on this machine may differ by more (replicate=3)" in printed
 
 
 @pytest.mark.slow
@@ -87,8 +89,16 @@ def test_the_digits_show_the_interval(low, high, shown):
     value = Interval(value=0.0524, low=low, high=high)
     curve = SimpleNamespace(about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device")
     predicted = Predicted(pair=pair, source=MEASURED, value=value, nearest=pair)
-    text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
-    assert text == f"device {shown}, measured (NVIDIA H100, out)"
+    for curve.of_one_process, source in ((frozenset(), "measured"), (frozenset({pair}), "measured in one process")):
+        text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
+        assert text == f"device {shown}, {source} (NVIDIA H100, out)"
+
+
+def test_an_interval_over_processes_is_not_of_one(finished):
+    settings = (*(word for word in SPARSE if not word.startswith("sweep=")), "replicate=2")
+    [curve] = [one for one in find_curves([finished(*settings).root]) if one.quantity == "time"]
+    assert curve.values.keys() == {((224, 224), 1)}
+    assert not curve.of_one_process
 
 
 @pytest.mark.slow
@@ -102,7 +112,7 @@ def test_other_plans_have_no_time_here(predict, finished):
 
 def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finished):
     _, printed, _ = predict(*FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root)
-    assert "measured (" in printed
+    assert "measured in one process (" in printed
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,13 @@ def test_the_table_marks_estimates_and_nothing_else() -> None:
         assert {column.title for column in grid.columns if column.cells[0].startswith("≈")} == marked
 
 
+def test_the_limit_is_a_ceiling_that_is_near() -> None:
+    found = roofline([counted("near", us=10, fmas=3 * 10**8), counted("far", us=100, fmas=10**8)])
+    [limits] = [column.cells for column in console_grid(found).columns if column.title == "limit"]
+    assert limits == ("neither", "neither", "FP32")
+    assert all(row.binds for row in found.parts)
+
+
 def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:
     grid = console_grid(roofline(many(60)))
     assert len(grid.lines) == 1 + 4 + 10

@@ -4,6 +4,7 @@ import logging
 import math
 import struct
 import warnings
+from dataclasses import replace
 from html import unescape
 from itertools import combinations
 from typing import Any
@@ -384,6 +385,20 @@ def test_a_caller_s_time_stands_behind_the_device_s(build: Builder) -> None:
     assert isinstance(plot, Bars)
     bars = plot.facets[0].groups[""]
     assert [bar.behind.value for bar in bars if bar.behind] == pytest.approx([0.04, 0.06], rel=0.01)
+    whiskers = [line for line in drawing.compose(plot).axes[0].collections if line.get_alpha() == 0.6]
+    assert len(whiskers) == 2
+
+
+def test_intervals_of_latencies_are_drawn_and_do_not_set_the_scale(build: Builder) -> None:
+    points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
+    plot = record_plots.plot(build.record(*points))
+    assert isinstance(plot, Chart)
+    device, wide = plot.panels[0].lines[1], plot.panels[0].lines[0]
+    wide = replace(wide, y=tuple(replace(one, low=one.value / 2, high=one.value * 20) for one in wide.y))
+    axes = drawing.compose(replace(plot, panels=(replace(plot.panels[0], lines=(wide, device)),))).axes[0]
+    [bars] = [one for one in axes.collections if one.get_alpha() == 0.45]
+    assert [tuple(segment[:, 0]) for segment in bars.get_segments()] == [(224.0, 224.0), (256.0, 256.0)]
+    assert axes.get_ylim()[1] < bars.get_segments()[0][1, 1]
 
 
 def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder) -> None:
