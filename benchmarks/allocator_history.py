@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from perfexp.cli.composition import compose
+from perfexp.host import gpu_sheets, installation
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.work.caching_allocator import Block, CachingAllocator
@@ -42,7 +43,7 @@ class LimitedAllocator(CachingAllocator):
         block = self._next_segment(size, is_small)
         if self.reserved_bytes > self._limit:
             self.reserved_bytes -= block.size
-            self._return_segments()
+            self.return_segments()
             block = self._next_segment(size, is_small)
             if self.reserved_bytes > self._limit:
                 raise OutOfMemory
@@ -53,7 +54,8 @@ class LimitedAllocator(CachingAllocator):
         block.address, self._address = self._address, self._address + block.size
         return block
 
-    def _return_segments(self) -> None:
+    def return_segments(self) -> None:
+        """Give segments without a tensor back to the device."""
         for is_small, free in self._free.items():
             self.reserved_bytes -= sum(block.size for block in free if _is_whole(block))
             self._free[is_small] = [block for block in free if not _is_whole(block)]
@@ -82,7 +84,9 @@ def steps(plan: config.Plan, batch_size: int) -> str:
                 for segment in step.segments.values():
                     segment()
             torch.cuda.synchronize()
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not device.is_out_of_memory(error):
+            raise
         return str(error).split(".")[0]
     return f"{STEPS} steps"
 
@@ -103,21 +107,27 @@ def replay(events: Iterable[dict[str, Any]], limit_bytes: int) -> tuple[int, int
             most = max(most, abs(reserved - allocator.reserved_bytes))
         elif action == "free_completed" and event["addr"] in live:
             allocator.release(live.pop(event["addr"]))
+        elif action == "oom":  # cuDNN may go on with another engine
+            allocator.return_segments()
     return most, count, "end"
 
 
 def main(arguments: Sequence[str]) -> int:
     name, batch_size, *words = arguments
-    plan = config.typed(compose([f"model={name}", "mode=train", f"batch_size={batch_size}", "gpu=auto", *words]))
+    words = [f"model={name}", "mode=train", f"batch_size={batch_size}", *words]
+    plan = config.typed(compose([*words, "gpu=auto"]))
     outcome = steps(plan, int(batch_size))
-    events = torch.cuda.memory._snapshot()["device_traces"][0]  # type: ignore[no-untyped-call]
+    events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]  # type: ignore[no-untyped-call]
     limit = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     most, count, ended = replay(events, limit)
-    traced = MemoryTrace(plan).peak(next(iter(plan.timed_keys()))).total_bytes
     print(f"{name}, batch {batch_size}: {outcome}; room for {units.format_bytes(limit)}")
     print(f"  {count} allocations, replayed until {ended}; reserved differs by {most / 2**20:.0f} MiB at most")
+    sheet = gpu_sheets.matching(gpu_sheets.read([installation.conf_dir()]), torch.cuda.get_device_name())
+    trace = MemoryTrace(config.typed(compose([*words, f"gpu={sheet or 'auto'}"])))
+    peak = trace.peak(next(iter(plan.timed_keys())))
+    traced = units.format_bytes(peak.total_bytes + trace.workspace_bytes(peak))
     measured = units.format_bytes(torch.cuda.max_memory_allocated())
-    print(f"  peak {measured}, traced without workspaces {units.format_bytes(traced)}")
+    print(f"  peak {measured}, traced without workspaces of cuDNN {traced}")
     return 0
 
 

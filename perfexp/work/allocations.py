@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,15 +34,22 @@ _OF_SEGMENT = {
 }
 #: Operators whose libraries take workspaces that depend on the device.
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
-#: Operators of cuBLAS, which takes a workspace for each thread that calls it.
+#: Operators of cuBLAS, which takes a workspace for each thread that calls it, also in place (`addmm_`).
 _PRODUCTS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
+    f"aten::{name}"
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_trilinear", "_euclidean_dist"),
+        *("_addmm_activation", "_grouped_mm", "_scaled_mm", "_int_mm"),
+    )
 )
 #: Fused attention of a CPU. Its stand-in has the layout of the queries, as have CUDA's in half precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _SUM = "aten::add"
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+_ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_MULTI_HEAD_ARGUMENTS = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +90,6 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func._schema.name
-        if _is_composite(func):  # inference mode leaves these whole
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
         if name == _SUM and self._category == _OF_SEGMENT["backward"] and _is_accumulated(*args[:2]):
             return args[0]
         returned = func(*args, **(kwargs or {}))
@@ -95,7 +100,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = OperatorCall.of(func, args)
             self._convolutions[call] = None
             self._take(self._workspaces.get(call, 0))
-        if name in _PRODUCTS:
+        if name.removesuffix("_") in _PRODUCTS:
             self._multiplying.add(self._category == _OF_SEGMENT["backward"])
         return returned
 
@@ -161,15 +166,6 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return replace(self._peak, convolutions=tuple(self._convolutions), multiplying_threads=len(self._multiplying))
 
 
-def _is_composite(operator: Any) -> bool:
-    """Whether torch runs an operator as others; decompositions for compilers take other memory, and devices have some.
-
-    What a CPU has a kernel for, such as the gradient of a SiLU, has one on CUDA.
-    """
-    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, operator.name()
-    return operator.namespace != "prim" and has_kernel(name, _COMPOSITE) and not has_kernel(name, "CPU")
-
-
 def _is_accumulated(total: Any, other: Any) -> bool:
     """Whether autograd adds a gradient to this one in place on a device: where nothing else refers to it.
 
@@ -196,22 +192,57 @@ def without_memory(module: torch.nn.Module) -> Iterator[None]:
     """While entered, tensors of the module and new ones are stand-ins; raises Inconclusive if they do not suffice."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with quiet(), same_random_numbers(), with_stand_ins(module, mode), _ordinary_code(), mode, _FusedAttention():
+        with quiet(), same_random_numbers(), with_stand_ins(module, mode), _ordinary_code(), mode, _DeviceKernels():
             yield
     except FAKE_TENSOR_LIMITS as error:
         raise Inconclusive(str(error)) from error
 
 
-class _FusedAttention(TorchFunctionMode):
-    """While entered, attention is without dropout, for which a CPU has no fused kernels; CUDA's take no more memory."""
+@contextmanager
+def by_operators() -> Iterator[None]:
+    """While entered, an inference is seen as the operators that torch runs; inference mode leaves some of them whole.
+
+    As in inference mode, casts of autocast are not cached.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+class _DeviceKernels(TorchFunctionMode):
+    """While entered, functions take the memory of CUDA's kernels where a CPU or a stand-in takes other ones.
+
+    Attention is without dropout, for which a CPU has no fused kernels; CUDA's take no more memory. The normalization by
+    the root mean square is fused, as that by mean and variance is. A bias is added in place.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not torch.nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        return func(**{**dict(zip(names, args, strict=False)), **(kwargs or {}), "dropout_p": 0.0})
+        functions = torch.nn.functional
+        if func is functions.scaled_dot_product_attention:
+            return func(**_named(_ATTENTION_ARGUMENTS, args, kwargs, dropout_p=0.0))
+        if func is functions.multi_head_attention_forward:
+            return func(**_named(_MULTI_HEAD_ARGUMENTS, args, kwargs, dropout_p=0.0))
+        if func in (functions.rms_norm, torch.rms_norm):
+            names = ("input", "normalized_shape", "weight", "eps")
+            return functions.layer_norm(**_named(names, args, kwargs, eps=1e-5))
+        if func is functions.linear:
+            given = _named(("input", "weight", "bias"), args, kwargs)
+            bias = given.pop("bias", None)
+            if bias is not None and given["input"].dim() > 2 and not given["input"].is_contiguous():
+                return func(**given).add_(bias)
+        return func(*args, **(kwargs or {}))
+
+
+def _named(
+    names: Iterable[str], args: Iterable[Any], kwargs: Mapping[str, Any] | None, **settings: Any
+) -> dict[str, Any]:
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {}), **settings}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from operator import ge
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class MemoryTrace:
         Args:
             workspaces: memory that convolutions take while they run, in bytes.
         """
-        from perfexp.work.allocations import INPUTS, Allocations, peak_of_calls, without_memory  # with torch
+        from perfexp.work.allocations import INPUTS, Allocations, by_operators, peak_of_calls, without_memory
         from perfexp.work.tensors import tensors_in
         from perfexp.work.trial import MODULE_ERRORS, Inconclusive
 
@@ -100,7 +100,8 @@ class MemoryTrace:
                     training=key.phase == "train",
                     seed=0,
                 )
-                with opened as batches, _prepared(phase, session, batches, key) as step:
+                whole = nullcontext() if key.phase == "train" else by_operators()
+                with opened as batches, _prepared(phase, session, batches, key) as step, whole:
 
                     def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
                         held = [batches.next() for _ in range(8)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, peak_of_calls
+from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, by_operators, peak_of_calls, without_memory
 from perfexp.work.caching_allocator import BLOCK_BYTES
 
 
@@ -77,7 +77,7 @@ def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
         )
 
     def peak_with(workspaces):
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(not trains):
+        with FakeTensorMode(allow_non_fake_inputs=True):
             return traced(module, (2, 4, 32, 32), trains=trains, workspaces=workspaces)
 
     peak = peak_with({})
@@ -111,14 +111,15 @@ def test_each_convolution_takes_its_workspace():
 
 
 def peak_without_gradients(module, inputs):
-    with (allocations := Allocations()), torch.inference_mode():
+    with (allocations := Allocations()), torch.inference_mode(), by_operators():
         allocations.add([inputs], INPUTS)
         module(inputs)
+    assert torch.is_autocast_cache_enabled()
     return allocations.peak
 
 
 def test_an_inference_is_traced_by_the_operators_that_torch_runs():
-    """Its own decompositions for compilers copy the input of a dropout, and enlarge element by element."""
+    """In inference mode stand-ins copy the input of a dropout; decompositions for compilers enlarge by elements."""
     with FakeTensorMode():
         inputs = torch.empty(1, 1, 16, 16)
         assert "activations" not in peak_without_gradients(torch.nn.Dropout().eval(), inputs).categories
@@ -158,3 +159,40 @@ def test_what_devices_have_a_kernel_for_takes_no_parts():
         with (allocations := Allocations()):
             outputs.backward()
     assert allocations.peak.total_bytes <= 2 * 4096
+
+
+def trained(module, shape):
+    with without_memory(module):
+        return traced(module, shape, trains=True)
+
+
+def test_attention_takes_no_memory_for_dropout():
+    peaks = [
+        trained(torch.nn.TransformerEncoderLayer(64, 4, 64, dropout=share, batch_first=True), (2, 256, 64))
+        for share in (0.0, 0.1)
+    ]
+    scores = 2 * 4 * 256 * 256 * 4
+    assert peaks[1].total_bytes - peaks[0].total_bytes < scores  # masks of the dropouts between layers
+
+
+def test_a_normalization_by_the_root_mean_square_is_fused():
+    shape = (8, 1024, 64)
+    peaks = [trained(layer(64), shape) for layer in (torch.nn.LayerNorm, torch.nn.RMSNorm)]
+    assert peaks[1].total_bytes == pytest.approx(peaks[0].total_bytes, rel=0.01)
+
+
+def test_a_bias_is_added_in_place():
+    class Mixing(torch.nn.Module):
+        def __init__(self, bias):
+            super().__init__()
+            self.mix = torch.nn.Linear(196, 768, bias=bias)
+
+        def forward(self, inputs):
+            return self.mix(inputs.transpose(1, 2))
+
+    peaks = []
+    for bias in (False, True):
+        module = Mixing(bias)
+        with without_memory(module):
+            peaks.append(peak_without_gradients(module, torch.empty(8, 196, 128)).total_bytes)
+    assert peaks[1] - peaks[0] <= BLOCK_BYTES

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from benchmarks.allocator_history import replay
 from perfexp.work.allocations import Allocations, without_memory
 from perfexp.work.caching_allocator import CachingAllocator
 
@@ -102,3 +103,16 @@ def test_a_transformer_layer_in_inference_has_its_inner_tensors():
         layer(torch.empty(8, 128, 64))
     assert allocations.peak.total_bytes >= 8 * 128 * 256 * 4  # of the perceptron, four times as wide
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_history_of_a_device_with_a_limit_is_replayed():
+    """What a request needs that finds no room, or fails, is given back first; the device has 40 MiB."""
+    steps = [
+        ("segment_alloc", 0, 30), ("alloc", 1, 30), ("free_completed", 1, 30),
+        ("segment_free", 0, 30), ("segment_alloc", 0, 36), ("alloc", 2, 35), ("free_completed", 2, 35),
+        ("segment_free", 0, 36), ("oom", 0, 50), ("segment_alloc", 0, 20), ("alloc", 3, 5),
+    ]  # fmt: skip
+    events = [{"action": action, "addr": address, "size": size << 20} for action, address, size in steps]
+    assert replay(events, 40 << 20) == (0, 3, "end")
+    assert replay(events[:6], 34 << 20)[2] == "out of memory"
+    assert replay([events[0], events[1], {**events[5], "size": 5 << 20}], 60 << 20)[0] == 20 << 20
