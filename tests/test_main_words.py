@@ -59,6 +59,7 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("cold start", "cold start: wall time of a fresh process"),
         ("undecided", "undecided: the ratio's interval lies neither"),
         ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
+        ("resume", "resume=DIR: measure what a run or sweep lacks"),
         ("probes.layers", "    layers: false           # time of each layer"),
         ("stopping.max_seconds=3", "Options of the group stopping: brisk, coarse, fine"),
     ],

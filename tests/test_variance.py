@@ -194,6 +194,18 @@ def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_d
     assert math.log(found.value / found.low) == pytest.approx(math.log(demanded.value / demanded.low))
 
 
+def test_a_percentile_does_not_reach_below_the_median_nor_a_low_one_above_it():
+    generator = np.random.default_rng(0)
+    samples = [1e-3 * np.exp(generator.normal(0.0, 0.01, 400)) for _ in range(3)]
+    for one, share in zip(samples, (1.1, 1.6, 3.0), strict=True):
+        one[::10] *= share  # the tails of the processes differ, their medians do not
+    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in samples], samples)
+    assert found.percentiles[95].low == found.median.low < found.percentiles[95].value
+    mirrored = [1e-6 / one for one in samples]
+    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in mirrored], mirrored)
+    assert found.percentiles[5].high == found.median.high > found.percentiles[5].value
+
+
 def test_an_interval_that_is_long_on_one_side_is_not_stretched_beyond_its_ends():
     skewed = Interval(value=12.0, low=11.0, high=200.0)
     wide = variance.widened(skewed, Component(variance=1e-6, degrees=4))

@@ -179,11 +179,14 @@ def _show_answers(
     lines = []
     for key, of_key in answers:
         for quantity, answer in of_key.items():
-            lines.append(f"{label(key)}: {quantity} {answer_text(answer, QUANTITIES[quantity])}")
+            name = "energy of a call in the loop" if quantity == "energy" else quantity
+            lines.append(f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}")
     found = (item for _, of_key in answers for item in of_key.items())
     known = {(name, one.predicted.source) for name, one in found if one.predicted.value}
     if any(quantity == "memory" for quantity, _ in known):
         lines.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
+    if any(quantity == "energy" for quantity, _ in known):
+        lines.append("energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out")
     if any(source == MEASURED for _, source in known):
         lines.append("a measured interval is that of its record; perfexp show DIR marks one that is too narrow")
     if any(answer.is_of_one_process for _, of_key in answers for answer in of_key.values()):

@@ -165,7 +165,7 @@ def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summar
 
     Median and mean are those of `of_processes`; where a process has one of 0, those of all samples, with a process as a
     block. Percentiles are those of all samples, with an interval that is at least as wide as the processes' own
-    percentiles demand, if these are above 0.
+    percentiles demand, if these are above 0, and that ends at the median's.
 
     Args:
         summaries: statistics of each process, with the same percentiles.
@@ -189,9 +189,7 @@ def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summar
         minimum=float(together.min()),
         maximum=float(together.max()),
         percentiles={
-            number: median
-            if number == 50
-            else _percentile(number, [one.percentiles[number] for one in summaries], together, tau)
+            number: median if number == 50 else _percentile(number, summaries, together, tau, median)
             for number in summaries[0].percentiles
         },
         outliers=tuple(
@@ -201,12 +199,24 @@ def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summar
     )
 
 
-def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, tau: float) -> Interval:
+def _percentile(
+    number: float, summaries: Sequence[Summary], samples: Samples, tau: float, median: Interval
+) -> Interval:
     pooled = percentile_interval(samples, number, tau)
-    if any(one.value <= 0 for one in of_each):
-        return pooled
-    between = of_processes([replace(one, low=None, high=None) for one in of_each])
-    return _union(pooled, math.log(between.high / between.value) if between.high is not None else 0.0)
+    of_each = [one.percentiles[number] for one in summaries]
+    if all(one.value > 0 for one in of_each):
+        between = of_processes([replace(one, low=None, high=None) for one in of_each])
+        pooled = _union(pooled, math.log(between.high / between.value) if between.high is not None else 0.0)
+    return _beside(median, number, pooled)
+
+
+def _beside(median: Interval, number: float, percentile: Interval) -> Interval:
+    """End the interval of a percentile at that of the median, below or above which its true value cannot lie."""
+    if None in (median.low, median.high, percentile.low, percentile.high):
+        return percentile
+    if number > 50:
+        return replace(percentile, low=min(percentile.value, max(percentile.low or 0.0, median.low or 0.0)))
+    return replace(percentile, high=max(percentile.value, min(percentile.high or 0.0, median.high or 0.0)))
 
 
 def detectable_ratio(component: Component, processes: int) -> float:
