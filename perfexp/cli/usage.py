@@ -145,7 +145,8 @@ def _on_key(key: str, options: Mapping[str, set[str]], file: Path) -> Iterator[s
         yield _filled(f"Options of the group {group}", sorted(options[group]))
         yield f"perfexp list {group} explains them, and perfexp {group}=NAME --cfg job\nprints the keys of one."
     examples = ((words, about) for words, about in _SETTINGS.items() if not words.startswith("probes."))
-    yield from (f"{words}: {about}" for words, about in examples if f"{key}=" in words)
+    keyed = ((words, about, {word.partition("=")[0] for word in words.split()}) for words, about in examples)
+    yield from (f"{words}: {about}" for words, about, keys in keyed if key in keys)
     yield from (text for found, text in _keys(file) if found == key or found.startswith(f"{key}."))
 
 

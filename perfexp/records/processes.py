@@ -64,7 +64,9 @@ def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Me
         values = [own.value for point in _finished(points) if (own := point.metric(_LAUNCHES)) and own.value]
         return msgspec.structs.replace(metric, value=median(values), reason=None) if values else metric
     if metric.name == _CYCLES:
-        values = [own.value for point in _finished(points) if (own := point.metric(_CYCLES)) and own.value]
+        values = [
+            own.value for point in _finished(points) if (own := point.metric(_CYCLES)) and own.value and own.value > 0
+        ]
         return msgspec.structs.replace(metric, value=geometric_mean(values), reason=None) if values else metric
     if metric.value is None:
         return metric
