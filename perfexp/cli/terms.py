@@ -14,7 +14,8 @@ TERMS = {
     "p50": "median: half of the calls take at most this long",
     "±": "half-width of the 95 % interval: of the calls' median in one process, or of the mean over what the line "
     "below the table names; of such a mean another run lies within 1.4 times ±, in 95 of 100 cases",
-    "CI95": "95 % interval, printed as its half-width (±) in percent of the figure",
+    "CI95": "95 % interval, printed as its half-width (±) in percent of the figure, or by both ends where these differ "
+    "much in distance",
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
     "standard deviation": "of the processes' medians, in percent of their mean; the largest of several points",
     "replicate": "repetition in a fresh process: with replicate=3 intervals are of the mean over processes",
@@ -33,7 +34,8 @@ TERMS = {
     "energy": "of a call in the loop: mean power of the meter times the time of a call",
     "FASTER": "the ratio's interval lies wholly beyond the margin, as for SLOWER, LESS and MORE",
     "SAME": "the ratio's interval lies wholly within the margin",
-    "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",
+    "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it, or there is none, "
+    "as between figures of single processes (replicate=3)",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")

@@ -48,8 +48,9 @@ def compare(
 ) -> None:
     """Compare finished runs with the first one: ratios with 95 % intervals, and a verdict for each.
 
-    FASTER, SLOWER: the interval lies wholly beyond the margin; SAME: wholly within it; else UNDECIDED. NOT COMPARABLE:
-    something else than the subject differs and may explain the ratio. The exit code is 0 whatever the verdicts are.
+    FASTER, SLOWER: the interval lies wholly beyond the margin; SAME: wholly within it; else UNDECIDED, as is a
+    ratio without an interval, between figures of single processes. NOT COMPARABLE: something else than the subject
+    differs and may explain the ratio. The exit code is 0 whatever the verdicts are.
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)

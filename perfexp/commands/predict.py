@@ -206,7 +206,7 @@ def answer_text(answer: Answer, unit: str) -> str:
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"
     ends = [end for end in (predicted.value.low, predicted.value.high) if end is not None]
-    figures = max(supported_digits(predicted.value) + 1, 3) if len(ends) == 2 else 3
+    figures = max(supported_digits(predicted.value), 3) if len(ends) == 2 else 3
     low_to_high = " to ".join(_formatted(end, unit, figures) for end in ends)
     interval = f" ({low_to_high}, 90 %)" if len(ends) == 2 else ""
     source = _OF_ONE_PROCESS[predicted.source] if answer.is_of_one_process else predicted.source

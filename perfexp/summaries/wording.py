@@ -48,8 +48,10 @@ _SHARES = (
 )
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: Least half-width for which both ends of an interval are shown, since they differ in distance; and their digits.
+#: Half-width above which both ends of an interval are shown, since they differ in distance; and their digits.
 _WIDE, _END_FIGURES = 0.2, 3
+#: Half-width above which they are shown if one is this many times as far from the figure as the other.
+_NOTABLE, _SKEWED = 0.02, 2
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 #: Rounding error of a sum of shares.
@@ -63,10 +65,11 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     """Return a figure's text with the relative half-width of its interval, or `no interval`.
 
     Args:
-        ends: both ends of the interval as text, which replace a half-width above 20 %: `(24 … 51 ms)`.
+        ends: both ends of the interval as text, which replace a half-width above 20 %, and one above 2 % if they differ
+            much in distance: `(24 … 51 ms)`.
     """
     width = interval.relative_half_width
-    if ends and width is not None and width > _WIDE:
+    if ends and _has_ends(interval):
         return f"{text} ({ends})"
     return f"{text} ± {percent(width)}" if width is not None else f"{text}, no interval"
 
@@ -75,7 +78,7 @@ def range_text(interval: estimators.Interval) -> str:
     """Return the ends of a time's interval: `61.9 … 63.0 ms`; empty without one."""
     if interval.low is None or interval.high is None:
         return ""
-    figures = max(supported_digits(interval), 2) + 1
+    figures = max(supported_digits(interval), _END_FIGURES)
     low, high = (units.format_seconds(end, figures) for end in (interval.low, interval.high))
     return _ends_text(low, high)
 
@@ -131,14 +134,14 @@ def known_or_about(interval: estimators.Interval, text: str) -> str:
 
 
 def supported_digits(interval: estimators.Interval) -> int:
-    """Return the significant digits of a figure: down to the first digit of its half-width, two to five."""
+    """Return a figure's significant digits, two to five: rounding moves it by a sixth of its half-width at most."""
     width = interval.relative_half_width
     if width is None or interval.value == 0:
         return 3
     if width == 0:
         return 4
     half = width * abs(interval.value)
-    return min(max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half)) + 1, 2), 5)
+    return min(max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half / 3)) + 1, 2), 5)
 
 
 def percent(fraction: float) -> str:
@@ -375,5 +378,13 @@ def _to_figures(value: float, figures: int) -> float:
 
 def _figures_beside_ends(interval: estimators.Interval) -> int:
     """The significant digits of a figure with its interval: those of the ends, where both are shown."""
+    return max(supported_digits(interval), _END_FIGURES) if _has_ends(interval) else supported_digits(interval)
+
+
+def _has_ends(interval: estimators.Interval) -> bool:
+    """Whether a half-width would hide where the interval ends, so that both ends are shown."""
     width = interval.relative_half_width
-    return supported_digits(interval) if width is None or width <= _WIDE else _END_FIGURES
+    if interval.low is None or interval.high is None or width is None:
+        return False
+    nearer, farther = sorted((interval.value - interval.low, interval.high - interval.value))
+    return width > _WIDE or (width > _NOTABLE and farther > _SKEWED * nearer)

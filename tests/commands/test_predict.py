@@ -80,7 +80,7 @@ def test_a_record_without_its_lines_of_points_is_done(finished, tmp_path, capsys
     ("low", "high", "shown"),
     [
         (0.05239, 0.05242, "52.400 ms (52.390 ms to 52.420 ms, 90 %)"),
-        (0.0521, 0.0529, "52.40 ms (52.10 ms to 52.90 ms, 90 %)"),
+        (0.0521, 0.0529, "52.4 ms (52.1 ms to 52.9 ms, 90 %)"),
         (None, None, "52.4 ms"),
     ],
 )

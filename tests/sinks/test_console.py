@@ -18,9 +18,10 @@ from perfexp.records.record import Artifact, Epoch, Key, Metric, Point, Series, 
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
+from perfexp.statistics.estimators import Interval
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
-from perfexp.summaries.wording import metric_text, metric_title
+from perfexp.summaries.wording import interval_text, metric_text, metric_title
 from perfexp.tables import csv_tables
 
 
@@ -58,7 +59,22 @@ def test_the_header_says_what_is_measured_and_for_how_long() -> None:
 
 def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(build: Builder) -> None:
     text = shown(build, build.point(0.0624, n=400, noise=0.02))
-    assert re.search(r"224 +1 +62\.\d ms ± 0\.\d %", text)
+    assert re.search(r"224 +1 +62\.\d\d ms ± 0\.\d %", text)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.15528, 0.14621, 0.16935, "155 ms ± 7.5 %"),
+        (0.1549, 0.1434, 0.1664, "155 ms ± 7.4 %"),
+        (0.1052, 0.0941, 0.1163, "105 ms ± 11 %"),
+        (0.01572, 0.01416, 0.02037, "15.7 ms (14.2 … 20.4 ms)"),
+        (0.00647, 0.006337, 0.006744, "6.47 ms (6.34 … 6.74 ms)"),
+        (0.00647, 0.00646, 0.00650, "6.470 ms ± 0.3 %"),
+    ],
+)
+def test_rounding_and_the_half_width_hide_neither_the_figure_nor_where_its_interval_ends(value, low, high, text):
+    assert interval_text(Interval(value=value, low=low, high=high)) == text
 
 
 def test_a_pipe_has_whole_lines_whatever_columns_a_parent_with_readline_exports(
@@ -249,7 +265,7 @@ def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) 
 
     points = [interrupted(1, 0), interrupted(2, 0), build.point(batch=1, replicate=1), interrupted(1, 2)]
     lines = shown(build, *points).splitlines()
-    assert re.search(r"1 +62\.\d ms ± .*", lines[3])
+    assert re.search(r"1 +62\.\d\d ms ± .*", lines[3])
     assert "  ± 1 of 3 processes: continue with resume=DIR" in lines
     assert lines[lines.index("not measured") + 1 :][:2] == [
         "  inference · 224 · batch 1 · fp32: interrupted after 1 of 3 processes",

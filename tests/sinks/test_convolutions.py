@@ -155,8 +155,8 @@ def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
     assert [line[f"benchmark_eager{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([3.8, 3.762, 3.838])
     # √(1 % · 1 ms)² + (1 % · 2 ms)² of 3 ms, and √2 · 1 % · 2 ms of 4 ms
     assert convolutions.sentences(record((8, one, other))) == [
-        "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.00 ms ± 0.7 %, default 4.00 ms ± 0.7 %, "
-        "benchmark 3.80 ms ± 0.7 %; all captured; not cached: throttled"
+        "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.000 ms ± 0.7 %, default 4.000 ms ± 0.7 %, "
+        "benchmark 3.800 ms ± 0.7 %; all captured; not cached: throttled"
     ]
 
 

@@ -67,7 +67,7 @@ def test_processes_that_measured_one_point_say_its_time_together(build: Builder)
     sizes = [build.point(0.02, noise=0), build.point(0.021, size=96, noise=0)]
     grid = sweep_summary.runs(*build.sweep(axes, [processes, sizes]))
     cells = {column.title: column.cells for column in grid.columns}
-    assert cells["latency p50 ± CI95"] == ("10.1 ms ± 2.5 %", "20.00 ms … 21.00 ms")
+    assert cells["latency p50 ± CI95"] == ("10.10 ms ± 2.5 %", "20.00 ms … 21.00 ms")
 
 
 def test_runs_are_counted_by_the_status_that_they_have(build: Builder) -> None:
