@@ -448,6 +448,7 @@ def test_energy_has_the_name_of_the_metric_and_the_pace_of_its_loop_below_it():
     assert not any("per_image" in note for note in comparison_table.grid(times, times.sides[1]).notes)
 
 
+@pytest.mark.slow
 def test_the_interval_of_energy_holds_the_truth_of_other_runs():
     """Eight processes that differ by 0.5 %, of which one measures energy in windows that differ by 1 %."""
     held, pairs = 0, 300

@@ -228,6 +228,7 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
     assert "Nothing is left to measure" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_with_the_trials_that_it_has(run):
     _, _, [record] = run.shared(*SEARCH, "output_dir=x")
     lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)

@@ -239,6 +239,7 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
     assert code == 0, printed
 
 
+@pytest.mark.slow
 def test_runs_are_numbered_by_the_order_of_the_axes_so_another_order_is_another_sweep(run):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     axes, paths = ["batch_size=1,2", "input_size=64,96"], SweepPaths(Path("s"))

@@ -42,6 +42,7 @@ def test_an_exact_law_is_found(a, c):
     assert not found.far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "largest", "a", "c", "noise"),
     [(4, 512, 0.3, 1, 0.01), (6, 512, 0.3, 1, 0.01), (10, 512, 0, 1, 0.02), (10, 1024, 0.3, 0.8, 0.02)],

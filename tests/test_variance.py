@@ -30,6 +30,7 @@ def mean_levels(number=200, **planted):
     return {name: float(np.mean([getattr(one, name) for one in known])) for name in ("processes", "blocks", "calls")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [None, "processes", "blocks", "calls"])
 def test_planted_components_are_recovered_also_without_one_of_them(without):
     planted = {"processes": 0.03, "blocks": 0.015, "calls": 0.02} | ({without: 0.0} if without else {})

@@ -703,6 +703,7 @@ def _published(store, tmp_path, records, sweep=None):
     return {run.data.tags["perfexp.kind"]: run.info.run_id for run in runs}
 
 
+@pytest.mark.slow
 def test_a_side_may_be_a_run_or_a_sweep_of_a_tracking_store(store, saved, tmp_path, capsys):
     [folder] = saved(made())
     children, records = [], []

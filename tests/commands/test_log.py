@@ -35,6 +35,7 @@ def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_reco
     assert "?workflowType=machine_learning" in out
 
 
+@pytest.mark.slow
 def test_a_record_does_not_say_where_perfexp_writes(make_record, leave_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record = make_record(plan={"tracking": {"uri": f"sqlite:///{tmp_path}/chosen_by_the_record.db"}})
@@ -75,6 +76,7 @@ def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
     assert "gone: there is no such folder; set the store with --uri" in told
 
 
+@pytest.mark.slow
 def test_the_copies_in_a_store_below_the_folder_are_not_sent(make_record, leave_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     leave_run(make_record(), tmp_path / "outputs" / "run")

@@ -168,6 +168,7 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
     assert {"roofline.png", "roofline.svg", "roofline.html", "roofline.csv"} <= set(claimed)
 
 
+@pytest.mark.slow
 def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(run, capsys):
     assert commands.run(["roofline", str(run)]) == 0
     before = (run / "roofline.csv").read_text()

@@ -67,6 +67,7 @@ def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
     assert not any(isinstance(module, torch.nn.SyncBatchNorm) for module in session.module.modules())
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_sum_of_what_the_model_says() -> None:
     session = opened(FASTSCNN)
     batch = session.random_batch(SIZE, 2, seed=3)
@@ -170,6 +171,7 @@ def test_other_configurations_are_built_without_a_download(config: str, monkeypa
     assert scores.shape[:2] == (1, 19)
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_data_or_as_asked_for() -> None:
     assert opened(OCRNET, num_classes=5).num_classes == 5
     session = opened(FASTSCNN, num_classes=5, options={"model.decode_head.channels": 64})

@@ -437,6 +437,7 @@ def test_wrong_settings_are_refused_before_anything_starts(run, settings, told):
     assert told in printed
 
 
+@pytest.mark.slow
 def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     nsys(hangs=True)
     code, printed, [record] = run(*FAKE, "profiler=nsys", "timeout_seconds=5")

@@ -69,6 +69,7 @@ def test_an_interrupt_that_is_not_held_ends_the_tool_too(tmp_path):
     assert are_gone(told)
 
 
+@pytest.mark.slow
 def test_a_tool_that_takes_too_long_is_ended_however_stubborn_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "_GRACE_SECONDS", 0.1)
     told = tmp_path / "told"

@@ -161,6 +161,7 @@ def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_re
     assert listed(VIEWS[-1]) == ["five", "two"], "those without an exponent come last"
 
 
+@pytest.mark.slow
 def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, make_record, leave_run, tmp_path):
     graph = {"execution": {"compile": None, "cuda_graph": True}}
     cpu = {"device": {"kind": "cpu", "name": "Example CPU"}}
@@ -289,6 +290,7 @@ def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp
     assert sizes == ([str(size) for size in alone["sizes"]] if "sizes" in alone else [])
 
 
+@pytest.mark.slow
 def test_runs_below_a_run_are_found_again_completed_and_follow_it(
     sink, store, parts, runs, history, make_record, leave_run, tmp_path, monkeypatch, in_process
 ):
