@@ -146,7 +146,7 @@ def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console)
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """The largest batch that fits a device, or the memory that its data sheet names."""
     largest, device = point["largest_batch"], point["gpu"]
-    fits = f"{'about' if is_sheet else 'at most'} batch {largest} fits in" if largest else "no sample fits in"
+    fits = f"{'at most about' if is_sheet else 'at most'} batch {largest} fits in" if largest else "no sample fits in"
     if not is_sheet:
         return f"{fits} {units.format_bytes(point['capacity_bytes'])} of {device}; batch_size=max finds the largest"
     size = f"the {point['capacity_bytes'] / 1e9:g} GB of {device}'s data sheet (drivers report up to 7 % more)"

@@ -400,7 +400,7 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
     for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=tf32", "execution.cudnn_benchmark=true"):
         words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
         assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
-        sheet = r"about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
+        sheet = r"at most about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
         assert re.search(sheet, words) or "gpu=auto" in other
         assert "with workspaces" not in words, other
     assert len(present.calls) == number
