@@ -99,6 +99,11 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.annotate(plain(text), (x, 0.06), (shift, 0), fontsize=11, ha=side, **place)
     values = [y.value * factor for line in panel.lines for y in line.y]
     _vertical_scale(axes, values, base=2 if panel.unit == "bytes" else 10)
+    top = axes.get_ylim()[1]
+    beyond = [x for line in panel.lines for x, y in zip(line.x, line.y, strict=True) if (y.high or 0) * factor > top]
+    if beyond:
+        mark = {"marker": "^", "color": DARK, "markersize": 5, "linestyle": "none", "clip_on": False}
+        axes.plot(beyond, [1.0] * len(beyond), transform=axes.get_xaxis_transform(), label="beyond the axis", **mark)
     style(axes)
 
 

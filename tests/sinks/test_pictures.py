@@ -399,6 +399,8 @@ def test_intervals_of_latencies_are_drawn_and_do_not_set_the_scale(build: Builde
     [bars] = [one for one in axes.collections if one.get_alpha() == 0.45]
     assert [tuple(segment[:, 0]) for segment in bars.get_segments()] == [(224.0, 224.0), (256.0, 256.0)]
     assert axes.get_ylim()[1] < bars.get_segments()[0][1, 1]
+    [beyond] = [line for line in axes.lines if line.get_label() == "beyond the axis"]
+    assert list(beyond.get_xdata()) == [224.0, 256.0]
 
 
 def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder) -> None:
