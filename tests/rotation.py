@@ -48,7 +48,7 @@ def of_the_whole(items):
     if not os.environ.get(_WHOLE):
         return []
     slow = [item for item in items if item.get_closest_marker("slow")]
-    taken = set(some_of(slow, (len(slow) + 11) // 12, "slow"))
+    taken = set(some_of(slow, (len(slow) + 23) // 24, "slow"))
     return [item for item in slow if item not in taken]
 
 
