@@ -144,7 +144,7 @@ class MemoryTrace:
             "peak_bytes": peak.total_bytes + workspace,
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
             "workspaces": found.facts() if found else None,
-            "categories": {**peak.categories, "workspace of cuBLAS": workspace},
+            "categories": {**peak.categories, **({"workspace of cuBLAS": workspace} if workspace else {})},
             "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
             "capacity_bytes": capacity,
             "context_bytes": CONTEXT_BYTES if capacity else None,
