@@ -16,6 +16,7 @@ import torch
 
 from perfexp.cli.composition import compose
 from perfexp.host import gpu_sheets, installation
+from perfexp.host.forked import Forked
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.work.caching_allocator import Block, CachingAllocator
@@ -112,22 +113,25 @@ def replay(events: Iterable[dict[str, Any]], limit_bytes: int) -> tuple[int, int
     return most, count, "end"
 
 
+def traced_bytes(words: Sequence[str]) -> int:
+    plan = config.typed(compose(words))
+    return MemoryTrace(plan).needed_bytes(next(iter(plan.timed_keys())))
+
+
 def main(arguments: Sequence[str]) -> int:
     name, batch_size, *words = arguments
     words = [f"model={name}", "mode=train", f"batch_size={batch_size}", *words]
-    plan = config.typed(compose([*words, "gpu=auto"]))
-    outcome = steps(plan, int(batch_size))
-    events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]  # type: ignore[no-untyped-call]
-    limit = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-    most, count, ended = replay(events, limit)
-    print(f"{name}, batch {batch_size}: {outcome}; room for {units.format_bytes(limit)}")
-    print(f"  {count} allocations, replayed until {ended}; reserved differs by {most / 2**20:.0f} MiB at most")
-    sheet = gpu_sheets.matching(gpu_sheets.read([installation.conf_dir()]), torch.cuda.get_device_name())
-    trace = MemoryTrace(config.typed(compose([*words, f"gpu={sheet or 'auto'}"])))
-    peak = trace.peak(next(iter(plan.timed_keys())))
-    traced = units.format_bytes(peak.total_bytes + trace.workspace_bytes(peak))
-    measured = units.format_bytes(torch.cuda.max_memory_allocated())
-    print(f"  peak {measured}, traced without workspaces of cuDNN {traced}")
+    with Forked(traced_bytes) as traced:  # before autograd computes on the device
+        outcome = steps(config.typed(compose([*words, "gpu=auto"])), int(batch_size))
+        events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]  # type: ignore[no-untyped-call]
+        limit = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+        most, count, ended = replay(events, limit)
+        print(f"{name}, batch {batch_size}: {outcome}; room for {units.format_bytes(limit)}")
+        print(f"  {count} allocations, replayed until {ended}; reserved differs by {most / 2**20:.0f} MiB at most")
+        sheet = gpu_sheets.matching(gpu_sheets.read([installation.conf_dir()]), torch.cuda.get_device_name())
+        measured = units.format_bytes(torch.cuda.max_memory_allocated())
+        peak = units.format_bytes(traced([*words, f"gpu={sheet or 'auto'}"]))
+    print(f"  peak {measured}, traced without workspaces of cuDNN {peak}")
     return 0
 
 

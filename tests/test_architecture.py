@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 #: Rooms from the ground up: a module imports from its own room or from lower floors, deferred imports included.
 FLOORS = (
     ("errors",),
-    ("statistics", "work", "host"),
+    ("statistics", "host"),
+    ("work",),
     ("records", "convolutions"),
     ("meters", "roofline", "speed", "stopping", "sweep"),
     ("prediction",),

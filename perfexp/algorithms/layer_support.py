@@ -28,9 +28,9 @@ from perfexp.algorithms.operators import BENCHMARK, DEFAULT
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.errors import UserError
-from perfexp.models import Batch
+from perfexp.models import Batch, modules
 from perfexp.records.record import Key
-from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs, why_refused
+from perfexp.work.trial import MODULE_ERRORS, Inconclusive, isolated, trial_outputs, why_refused
 
 
 def survey(
@@ -113,26 +113,31 @@ class _Placed(torch.nn.Module):
 
 def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
     training = key.phase == "train"
-    module.train(training)
+    modules.train(module, training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
-    with _recording(module) as recorders:
-        try:
-            _pass_forward(session, module, inputs, training=training)
-        except MODULE_ERRORS as error:
-            reason = why_refused(module, inputs) or (str(error).strip() or type(error).__name__).splitlines()[0]
-            shape = " × ".join(map(str, inputs.shape))
-            raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
-    return {name: list(recorder.problems) for name, recorder in recorders.items()}
-
-
-def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *, training: bool) -> None:
-    """Run a forward pass, on fake tensors where they are conclusive, which takes neither time nor memory."""
     try:
-        placed = _Placed(session, module).train(training)
-        trial_outputs(placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training)
-    except Inconclusive:
-        with torch.set_grad_enabled(training):
-            session.eager(inputs)
+        try:  # without time and memory
+            return isolated(_recorded)(session, module, inputs, training=training)
+        except Inconclusive:
+            return _recorded(session, module, inputs, training=training, is_trial=False)
+    except MODULE_ERRORS as error:
+        reason = why_refused(module, inputs) or (str(error).strip() or type(error).__name__).splitlines()[0]
+        shape = " × ".join(map(str, inputs.shape))
+        raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
+
+
+def _recorded(
+    session: Any, module: torch.nn.Module, inputs: torch.Tensor, *, training: bool, is_trial: bool = True
+) -> dict[str, list[Problem]]:
+    """Return the convolutions of a forward pass by layer; a trial works on stand-ins."""
+    with _recording(module) as recorders:
+        if is_trial:
+            placed = _Placed(session, module).train(training)
+            trial_outputs(placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training)
+        else:
+            with torch.set_grad_enabled(training):
+                session.eager(inputs)
+    return {name: list(recorder.problems) for name, recorder in recorders.items()}
 
 
 @contextmanager

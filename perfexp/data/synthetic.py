@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
 
@@ -20,8 +20,8 @@ class Cycled:
 
     on_device = True
 
-    def __init__(self, batches: Sequence[Batch], per_epoch: int | None, *, constant: bool) -> None:
-        self._cycle, self.per_epoch, self.constant = cycle(batches), per_epoch, constant
+    def __init__(self, batches: Iterable[Batch], per_epoch: int | None, *, constant: bool) -> None:
+        self._cycle, self.per_epoch, self.constant = iter(batches), per_epoch, constant
 
     def next(self) -> Batch:
         return next(self._cycle)
@@ -31,14 +31,15 @@ class Cycled:
 
 
 class Rotating(Cycled):
-    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
+    """Copies of equal inputs in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
         first = batches.next()
         size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
         self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
-        others = [session.copy(batches.next()) for _ in range(self.copies - 1)]
-        super().__init__([first, *others], batches.per_epoch, constant=False)
+        inputs = [first.inputs, *(session.copy(first).inputs for _ in range(self.copies - 1))]
+        rotating = (Batch(inputs=one, targets=batches.next().targets) for one in cycle(inputs))
+        super().__init__(rotating, batches.per_epoch, constant=False)
 
 
 def on_device(batches: Batches) -> bool:
@@ -71,8 +72,13 @@ class Synthetic:
     ) -> AbstractContextManager[Cycled]:
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
-        others = [
-            session.random_targets(input_size, batch_size, seed + n) for n in range(1, _LABELS if training else 1)
-        ]
-        batches = [first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)]
-        return nullcontext(Cycled(batches, per_epoch, constant=True))
+        seeds = range(seed + 1, seed + (_LABELS if training else 1))
+
+        def batches() -> Iterator[Batch]:
+            if first.targets is None:
+                yield first  # the first call may tell what targets look like
+                first.targets = session.random_targets(input_size, batch_size, seed)
+            others = [session.random_targets(input_size, batch_size, one) for one in seeds]
+            yield from cycle([first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)])
+
+        return nullcontext(Cycled(batches(), per_epoch, constant=True))

@@ -78,6 +78,7 @@ class Procedure:
         compares_alone: whether ranks are compared with one alone (probes.scaling).
         checkpoint: path of a checkpoint of the training by its name (`best`, …).
         trained_weights: file of weights that inference is measured with; None for those that were loaded.
+        memory_trace: traced peak of a point in bytes, or the largest batch for a memory's size; None where not needed.
         turn: context in which no other run of a sweep uses the host.
         progress: called with a status line between timed blocks.
         report: called with a line about an epoch that has ended, and the point that has it.
@@ -107,6 +108,7 @@ class Procedure:
     compares_alone: bool = False
     checkpoint: Callable[[str], Path] | None = None
     trained_weights: Path | None = None
+    memory_trace: Callable[..., Any] | None = None
     turn: host_turns.Turn = host_turns.free
     progress: Callable[[str], None] = lambda _: None
     report: Callable[[str, Point], None] = lambda _, __: None
@@ -173,6 +175,9 @@ class Procedure:
                     self._train(point, step, self.epochs)
                 else:
                     self.times.whole(point, step.call, on_device=on_device(batches))
+            self.session.check_call(step.state.outputs, is_constant=batches.constant)
+            if self.session.changes_inputs:
+                point.doubts.append(diagnostics.make("inputs_changed"))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass

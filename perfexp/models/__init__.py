@@ -157,11 +157,16 @@ class Trainer(Protocol):
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes combine; the defaults are for one without state."""
+    """A loaded model on a device: the operations that the modes combine; the defaults are for one without state.
+
+    Attributes:
+        changes_inputs: whether the model changes its inputs in place, so that each call works on a copy of them.
+    """
 
     device: Device
     num_classes: int | None
     precision: Precision
+    changes_inputs: bool = False
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
@@ -207,6 +212,10 @@ class Session(Protocol):
     def first_forward(self, batch: Batch) -> Any:
         """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
         return self.forward(batch.inputs)
+
+    def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
+        """Raise an error if a call did not compute these outputs, and if it changed inputs that are constant."""
+        return None
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         """The scalar to minimize; raises `UserError` where its targets cannot be smoothed."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from perfexp.errors import UserError
-from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs
+from perfexp.work.tape import original_of
 
 #: Label of pixels that belong to no class (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255
@@ -42,6 +43,9 @@ class Kind:
         """Class indices for `loss`, on the host, (batch,) or (batch, height, width); None where there are none."""
         labels = self.labels(input_size, batch_size)
         return None if labels is None else torch.randint(*labels, generator=generator)
+
+    def observe(self, inputs: torch.Tensor, outputs: Any) -> None:
+        """Learn from the outputs of a first call what targets look like, where nothing else says it."""
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
@@ -85,30 +89,33 @@ class Segmentation(Classification):
 class ByOutput(Kind):
     """Kind by the outputs' shape: (batch, classes) is classification, (batch, classes, h, w) segmentation.
 
-    The shape comes from a trial on fake tensors, so that nothing runs on the device before the first call. The module
-    may have a method `sample_shape`, a method `loss` and an attribute `num_classes`, which replace the defaults.
+    The shape is that of the first call's outputs, so there are no targets before it. The module's class may have
+    methods `sample_shape` and `loss`, the module an integer `num_classes`, which replace the defaults.
     """
 
     name = "by output shape"
     target_dims = None
 
     def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(getattr(module, "num_classes", None))
-        self._module = module
-        self._sample_shape = getattr(module, "sample_shape", super().sample_shape)
-        self._loss = getattr(module, "loss", None)
+        module = original_of(module)
+        super().__init__(own_classes(module))
+        self._sample_shape = _own_method(module, "sample_shape") or super().sample_shape
+        self._loss = _own_method(module, "loss")
+        self._labels: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         return tuple(self._sample_shape(input_size))
 
     def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
-        like = next(self._module.parameters(), torch.empty(0))
+        return self._labels.get((batch_size, *self.sample_shape(input_size)))
+
+    def observe(self, inputs: torch.Tensor, outputs: Any) -> None:
         try:
-            shape = (batch_size, *self.sample_shape(input_size))
-            outputs = main_output(trial_outputs(self._module, shape, like.dtype, like.device))
-        except (Inconclusive, UserError, *MODULE_ERRORS):
-            return None  # the first forward pass raises the error, if any
-        return (outputs.shape[1], (batch_size, *outputs.shape[2:])) if outputs.ndim in (2, 4) else None
+            scores = main_output(outputs)
+        except UserError:  # the module has a loss of its own, or does not train
+            return
+        if self._loss is None and scores.ndim in (2, 4):
+            self._labels[tuple(inputs.shape)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         if self._loss is None:
@@ -117,6 +124,17 @@ class ByOutput(Kind):
             raise UserError("mode.train.label_smoothing: the module has a loss of its own; set it to 0.")
         value: torch.Tensor = self._loss(outputs, targets)
         return value
+
+
+def own_classes(module: torch.nn.Module) -> int | None:
+    """Return the module's `num_classes`, if it is a number."""
+    classes = getattr(module, "num_classes", None)
+    return classes if type(classes) is int else None
+
+
+def _own_method(module: torch.nn.Module, name: str) -> Callable[..., Any] | None:
+    """Return a method of the module's class; an attribute, such as the last loss or a loss module, is not meant."""
+    return getattr(module, name) if inspect.isfunction(getattr(type(module), name, None)) else None
 
 
 def main_output(outputs: Any) -> torch.Tensor:

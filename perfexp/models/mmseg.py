@@ -129,12 +129,12 @@ class MmsegSession(TorchSession):
         if self._output == "raw":
             return super().forward(inputs)
         with self._autocast():
-            return self._run(inputs, _samples(inputs), mode="predict")
+            return self._run(self._given(inputs), _samples(inputs), mode="predict")
 
     def learn(self, batch: Batch) -> Any:
         """See `Session`. The model computes a mapping of its losses in the forward pass."""
         with self._autocast():
-            return self._run(batch.inputs, _samples(batch.inputs, batch.targets), mode="loss")
+            return self._run(self._given(batch.inputs), _samples(batch.inputs, batch.targets), mode="loss")
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""

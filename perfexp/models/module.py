@@ -11,7 +11,7 @@ import torch
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.models import Execution, Model, Precision
-from perfexp.models.kinds import ByOutput
+from perfexp.models.kinds import ByOutput, own_classes
 from perfexp.models.session import TorchSession
 
 
@@ -35,7 +35,7 @@ class ModuleModel:
         module = self._module() if isinstance(self._module, functools.partial) else self._module
         if not isinstance(module, torch.nn.Module):
             raise UserError(f"model={self.name} made a {type(module).__name__}; a torch.nn.Module is expected.")
-        classes = getattr(module, "num_classes", None)
+        classes = own_classes(module)
         if classes is not None and num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, {self.name} has {classes}.")
         return TorchSession(
@@ -51,7 +51,7 @@ class ModuleModel:
 
 def adapt(built: object, name: str) -> Model:
     """The model, torch module, or partial of one that a `model` node built, as a model; raises `UserError`."""
-    if isinstance(built, (torch.nn.Module, functools.partial)):
+    if isinstance(built, (torch.nn.Module, functools.partial)):  # which may have a method `open` of its own
         return ModuleModel(built, name=name)
     if hasattr(built, "open"):
         return cast(Model, built)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, compilation, torch_settings
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, compilation, modules, torch_settings
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
@@ -28,7 +29,8 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 from perfexp.work import Work
 from perfexp.work.count import count
-from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
+from perfexp.work.tensors import tensors_in
+from perfexp.work.trial import MODULE_ERRORS, Inconclusive, is_stand_in, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -75,7 +77,9 @@ class TorchSession(Session):
         self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, tf32=self.precision.tf32)]
         self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
         self._data_type: torch.dtype = getattr(torch, self.precision.storage)
-        self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
+        self.module = module
+        modules.evaluate(module)
+        modules.place(module, device.identifier, self._data_type)
         if execution.channels_last:
             torch_settings.make_channels_last(self.module)
         # called in inference, in training, and by this rank alone
@@ -84,6 +88,7 @@ class TorchSession(Session):
         self._optimizer: torch.optim.Optimizer | None = None
         self._untrained: IO[bytes] | None = None
         self._ranks: DistributedDataParallel | None = None
+        self._first_inputs: tuple[Any, int | None] = None, None
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """See `Session`. Inputs are normally distributed, as normalized images roughly are."""
@@ -177,22 +182,46 @@ class TorchSession(Session):
 
     def forward(self, inputs: Any) -> Any:
         with self._autocast():
-            return self._run(inputs)
+            return self._run(self._given(inputs))
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
         with self._autocast():
-            return self.module(inputs)
+            return self.module(self._given(inputs))
+
+    def _given(self, inputs: Any) -> Any:
+        return inputs.clone() if self.changes_inputs else inputs
 
     def first_forward(self, batch: Batch) -> Any:
+        """See `Session`; raises `Unsupported` for a model that does not compute in its call.
+
+        A model that changes its inputs gets a copy of them from then on.
+        """
         if self._execution.compile:
             self._check_shape(batch.inputs)  # the compiler's error for a wrong shape is hard to read
+        call = partial(self.learn, batch) if self.module.training else partial(self.forward, batch.inputs)
+        restore = modules.restoring(batch.inputs)
         try:
-            return self.learn(batch) if self.module.training else self.forward(batch.inputs)
+            outputs = call()
         except MODULE_ERRORS as error:
             if not self.device.is_out_of_memory(error):
                 self._check_shape(batch.inputs)
             raise
+        self.check_call(outputs)
+        self._kind.observe(batch.inputs, outputs)
+        self.changes_inputs = restore() or self.changes_inputs
+        self._first_inputs = batch.inputs, modules.version_of(batch.inputs)
+        return outputs
+
+    def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
+        if unfinished := modules.unfinished(outputs):
+            raise Unsupported(f"{self._name} returns a {unfinished}, and computes when that is used: return tensors.")
+        tensors = (self.module.parameters(), self.module.buffers(), tensors_in(outputs))
+        if not _is_stand_in(self.module) and any(map(is_stand_in, chain(*tensors))):
+            raise RuntimeError("the call computed with tensors without memory (meta or fake): its time is no result")
+        inputs, version = self._first_inputs
+        if is_constant and modules.version_of(inputs) != version:
+            raise RuntimeError("the model changes its inputs, but not in its first call: clone them in forward")
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         with self._autocast():
@@ -296,12 +325,12 @@ class TorchSession(Session):
 
     @contextmanager
     def _mode(self, *, training: bool) -> Iterator[None]:
-        before = self.module.training
-        self.module.train(training)
+        before = bool(self.module.training)
+        modules.train(self.module, training)
         try:
             yield
         finally:
-            self.module.train(before)
+            modules.train(self.module, before)
 
     def _check_shape(self, inputs: torch.Tensor) -> None:
         with self.sharing(Sharing.alone):

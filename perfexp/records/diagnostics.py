@@ -177,6 +177,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the outputs of the last call contain infinities or NaN: the arithmetic was timed, but its result is useless",
         "choose a precision with more range (precision=bf16, precision=fp32), or check the weights",
     ),
+    "inputs_changed": _warning(
+        "the model changes its inputs in place: each call works on a copy of them, and its time includes the copying",
+        "clone the inputs in the model, or use operations that are not in place",
+    ),
     "accuracy_of_training_data": _note(
         "there are no held-out images: the accuracy is that of the training images",
         "put the images into subfolders train and val",

@@ -17,10 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfexp.work.caching_allocator import Block, CachingAllocator
-from perfexp.work.count import same_random_numbers, with_stand_ins
 from perfexp.work.operator_calls import OperatorCall
 from perfexp.work.tensors import tensors_in
-from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
+from perfexp.work.trial import replace_tensors
 
 PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
 WORKSPACES = "workspaces"
@@ -189,13 +188,12 @@ def _joined(attended: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_memory(module: torch.nn.Module) -> Iterator[None]:
-    """While entered, tensors of the module and new ones are stand-ins; raises Inconclusive if they do not suffice."""
+    """While entered, new tensors are stand-ins, and those of the module from now on; only in an isolated function."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with quiet(), same_random_numbers(), with_stand_ins(module, mode), _ordinary_code(), mode, _DeviceKernels():
-            yield
-    except FAKE_TENSOR_LIMITS as error:
-        raise Inconclusive(str(error)) from error
+    replace_tensors(module, mode)
+    torch.backends.mha.set_fastpath_enabled(False)  # the memory of its operators is seen one by one
+    with mode, _DeviceKernels():
+        yield
 
 
 @contextmanager
@@ -243,17 +241,6 @@ def _named(
     names: Iterable[str], args: Iterable[Any], kwargs: Mapping[str, Any] | None, **settings: Any
 ) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **(kwargs or {}), **settings}
-
-
-@contextmanager
-def _ordinary_code() -> Iterator[None]:
-    """While entered, transformer layers call operators one by one in inference, too, so that their memory is seen."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def peak_of_calls(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,11 @@ from perfexp.work import Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
 from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, recording
 from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
-from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
+from perfexp.work.trial import Inconclusive, isolated, replace_tensors, stand_in
 
 #: perfexp's own functions, whose work is counted with their operator.
 _COUNTED = "perfexp."
 _WRAPPER = "torch::autograd::CopySlices"
-#: Types of a module's containers whose content is restored.
-_CONTAINERS = (dict, OrderedDict, list, set)
 
 
 def count(
@@ -33,9 +29,8 @@ def count(
 ) -> Work:
     """The work of one call of a model in its current mode (training or not), without using the device.
 
-    The forward pass runs once on meta tensors, with the model's hooks. Parameters, buffers, attributes of the model and
-    the state of the random number generators are restored afterwards. A compiled model is counted as the original. An
-    `autocast` around the call applies.
+    The forward pass runs once on stand-ins without memory, with the model's hooks, in a forked process: this one does
+    not change. A compiled model is counted as the original. An `autocast` around the call applies.
     A call of a module in which no other module is called is one row if torch itself defines the module, or if it has no
     submodules and is not the model itself. Otherwise each torch function that its code calls is a row (`x + y`,
     `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted by their ordinary code, not by
@@ -49,25 +44,20 @@ def count(
             and on the device of the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
     """
-    model = original_of(model)
+    return isolated(_count)(original_of(model), inputs, dict(keywords or {}), backward)
+
+
+def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
     if isinstance(model, torch.jit.ScriptModule):
         raise Inconclusive("a scripted module can't be inspected; pass the module that it was made from")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with (
-            _undisturbed(),
-            same_random_numbers(),
-            torch.inference_mode(False),
-            torch.set_grad_enabled(backward),
-            with_stand_ins(model, mode),
-        ):
-            parameters, own = _own(model)
-            tape = Tape(model, own)
-            args, named = inputs_for(model, (inputs, dict(keywords or {})), mode)
-            with mode, recording(tape):
-                outputs = model(*args, **named)
-    except FAKE_TENSOR_LIMITS as error:
-        raise Inconclusive(str(error)) from error
+    with torch.inference_mode(False), torch.set_grad_enabled(backward):
+        replace_tensors(model, mode)
+        parameters, own = _own(model)
+        tape = Tape(model, own)
+        args, named = inputs_for(model, (inputs, keywords), mode)
+        with mode, recording(tape):
+            outputs = model(*args, **named)
     assert tape.root is not None
     nodes, foreign = _reached(outputs) if backward else (None, [])
     maker = _RowMaker(parameters, own, nodes)
@@ -101,21 +91,6 @@ def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[
         if not kernel.backward_known and nodes is not None and kernel.node in nodes:
             names.append(f"backward of {kernel.operator}")
     return tuple(dict.fromkeys([*names, *(f"backward of {name}" for name in foreign)]))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Run functions that a model compiled as written, and silence torch's log of unsupported operators.
-
-    Autocast's cache of cast weights is cleared at the end, since some are stand-ins.
-    """
-    set_stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
-    stance = set_stance("force_eager") if set_stance else nullcontext()
-    try:
-        with quiet(), stance:
-            yield
-    finally:
-        torch.clear_autocast_cache()
 
 
 def _reached(outputs: Any) -> tuple[set[int], list[str]]:
@@ -190,57 +165,6 @@ def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple
         created |= kernel.fresh
         written += [region for region in kernel.writes if region.storage not in created or region.storage in returned]
     return reads, written
-
-
-@contextmanager
-def with_stand_ins(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """While entered, parameters and buffers are stand-ins; afterwards every attribute of every module is restored.
-
-    Tensors that a forward pass leaves in attributes, lists and dictionaries of a module are removed as well, one level
-    deep.
-    """
-    before = [
-        (
-            module,
-            dict(module.__dict__),
-            [(value, value.copy()) for value in module.__dict__.values() if type(value) in _CONTAINERS],
-        )
-        for module in model.modules()
-    ]
-    try:
-        made: dict[int, torch.Tensor] = {}
-        for module, _, _ in before:
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        made[id(tensor)] = stand_in(tensor, mode)
-                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-        for values in (value for module, _, _ in before for value in module.__dict__.values()):
-            if type(values) is list:  # such as a recurrent network's second references to its weights
-                values[:] = [made.get(id(value), value) for value in values]
-        yield
-    finally:
-        for module, attributes, contents in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for container, content in contents:
-                container.clear()
-                add = container.extend if isinstance(container, list) else container.update
-                add(content)
-
-
-def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A tensor like another one, without memory; the same one for the same tensor, and a parameter for a parameter."""
-    if not tensor.is_inference():
-        return mode.from_tensor(tensor, static_shapes=True)
-    # autograd refuses tensors of inference mode, and so their stand-ins
-    with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
 
 
 def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any:

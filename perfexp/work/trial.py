@@ -1,35 +1,108 @@
-"""Find a model's outputs or errors for an input shape on fake tensors, without memory or the device."""
+"""Try a module on tensors without memory, in a forked process: the module that is measured never sees a stand-in."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from typing import Any
-from unittest.mock import patch
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfexp.errors import PerfexpError
+from perfexp.host.forked import Ended, Forked
+from perfexp.work.tensors import tensors_in
 
 #: Errors of a module for an input that it cannot take (and for much else).
 MODULE_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError)
 #: Errors of fake tensors that they cannot follow a module.
 FAKE_TENSOR_LIMITS = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
 )
 _BATCH_NORM_OF_ONE = "Expected more than 1 value per channel when training"
+#: Questions to CUDA that a forked process cannot ask; it gets its parent's answers.
+_CUDA_QUESTIONS = (
+    *("is_available", "is_initialized", "current_device", "device_count", "is_bf16_supported"),
+    *("get_device_name", "get_device_capability", "get_device_properties"),
+)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Inconclusive(Exception):
     """Raised where fake tensors cannot follow a module."""
+
+
+def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that runs in a forked process, where stand-ins and crashes of a module's code do no harm.
+
+    A module may keep what it computes anywhere: in attributes, hooks, caches of functions, or other modules of Python.
+
+    Raises:
+        Inconclusive: fake tensors cannot follow the module, or its code crashed.
+        MODULE_ERRORS: the module refuses its inputs.
+        PerfexpError: perfexp's own code raised it.
+    """
+
+    def answer(cuda: dict[str, Any], args: Any, kwargs: Any) -> tuple[type[Exception] | None, Any]:
+        _prepare(cuda)
+        try:
+            return None, function(*args, **kwargs)
+        except PerfexpError as error:
+            return type(error), str(error)
+        except FAKE_TENSOR_LIMITS as error:
+            return Inconclusive, str(error)
+        except MODULE_ERRORS as error:
+            if cuda and "CUDA" in str(error):  # of this process, not of the module
+                return Inconclusive, str(error)
+            return next(kind for kind in MODULE_ERRORS if isinstance(error, kind)), str(error)
+        except Exception as error:
+            return Inconclusive, str(error) if isinstance(error, Inconclusive) else f"{type(error).__name__}: {error}"
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        answers = {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS} if torch.cuda.is_initialized() else {}  # type: ignore[no-untyped-call]
+        # the arguments are in the copy already: modules need not be pickled
+        try:
+            with Forked(lambda: answer(answers, args, kwargs)) as forked:
+                kind, result = forked()
+        except Ended as error:
+            raise Inconclusive(str(error)) from error
+        if kind is not None:
+            raise kind(result)
+        returned: _R = result
+        return returned
+
+    return call
+
+
+class _Process:
+    is_isolated = False
+
+
+def _prepare(cuda: dict[str, Any]) -> None:
+    """Adapt torch to a forked process, in which threads, CUDA and compiled code do not work.
+
+    Args:
+        cuda: answers of CUDA's functions by name; empty where CUDA has not been initialized.
+    """
+    _Process.is_isolated = True
+    torch.set_num_threads(1)
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        torch.compiler.set_stance("force_eager")
+    torch.clear_autocast_cache()  # of real weights
+    if cuda:
+        for name, result in cuda.items():
+            setattr(torch.cuda, name, lambda *_, result=result, **__: result)
+        torch.cuda._initialized = False  # recomputation saves random numbers of an initialized device
+        torch.cuda.synchronize = lambda *_: None
+        fake_tensor.init_gpu_context = lambda _: None  # type: ignore[assignment]
 
 
 def trial_outputs(
@@ -40,29 +113,49 @@ def trial_outputs(
     *,
     gradients: bool = False,
 ) -> Any:
-    """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers are unchanged.
-
-    It raises `Inconclusive` if fake tensors cannot follow the module, and `MODULE_ERRORS` if it refuses the shape.
-    """
+    """Return a module's outputs for inputs of a shape, as fake tensors; only in an isolated function."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    try:
-        with quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients), mode:
-            fakes = {
-                name: torch.empty_like(tensor, requires_grad=gradients and tensor.requires_grad)
-                for name, tensor in state.items()
-            }
-            inputs = torch.empty(shape, dtype=dtype, device=device)
-            # tie_weights would leave a fake tensor as the weight of a module with two names
-            return torch.func.functional_call(module, fakes, (inputs,), tie_weights=False)
-    except FAKE_TENSOR_LIMITS as error:
-        raise Inconclusive(str(error)) from error
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        replace_tensors(module, mode)
+        with mode:
+            return module(torch.empty(shape, dtype=dtype, device=device))
+
+
+def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Replace parameters and buffers by stand-ins, for good; raises RuntimeError outside of an isolated function."""
+    if not _Process.is_isolated:
+        raise RuntimeError("stand-ins in this process could be timed: call this in an isolated function")
+    made: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = stand_in(tensor, mode)
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    for part in module.modules():
+        for value in vars(part).values():
+            if type(value) is list:  # such as a recurrent network's second references to its weights
+                value[:] = [made.get(id(one), one) for one in value]
+
+
+def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """Return a tensor like another one, without memory; the same for the same tensor, a parameter for a parameter."""
+    if not tensor.is_inference():
+        return mode.from_tensor(tensor, static_shapes=True)
+    # autograd refuses tensors of inference mode, and so their stand-ins
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
 
 
 def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
-    """Why the module cannot take inputs of this shape, in one line; None if the shape is not the reason."""
+    """Return why the module cannot take inputs of this shape, in one line; None if the shape is not the reason."""
     try:
-        trial_outputs(module, tuple(inputs.shape), inputs.dtype, inputs.device)
+        isolated(_refuses)(module, tuple(inputs.shape), inputs.dtype, inputs.device)
     except Inconclusive:
         return None
     except MODULE_ERRORS as error:
@@ -71,6 +164,15 @@ def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
     return None
 
 
-def quiet() -> AbstractContextManager[object]:
-    """Silence torch's log, which reports each failure on fake tensors as an error with its stack."""
-    return patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+def _refuses(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    trial_outputs(module, shape, dtype, device)
+
+
+def is_stand_in(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no memory."""
+    return tensor.is_meta or isinstance(tensor, fake_tensor.FakeTensor)
+
+
+def has_stand_ins(value: Any) -> bool:
+    """Return whether any tensor in a nested value has no memory."""
+    return any(map(is_stand_in, tensors_in(value)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.errors import Unsupported, UserError
+from perfexp.host.forked import Ended
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes
 from perfexp.records import diagnostics, units
@@ -33,7 +34,7 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:
         emit("block", text="tracing the memory for the first batch to try")
-        key = msgspec.structs.replace(key, batch_size=_traced(plan, key, int(capacity)))
+        key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
     procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
     emit.point(trial_key(key))
     point = try_calls(procedure, key)
@@ -43,13 +44,12 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
     emit("block", text=f"{key}: {_outcome(point)}", is_result=True)
 
 
-def _traced(plan: config.Plan, key: Key, capacity_bytes: int) -> int:
+def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
     """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
-    from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins, which later trials do without
-
+    assert procedure.memory_trace is not None
     try:
-        return MemoryTrace(plan).largest_batch(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
-    except (UserError, Unsupported):
+        return procedure.memory_trace(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
+    except (UserError, Unsupported, Ended):
         return SMALLEST
 
 

@@ -33,6 +33,8 @@ _MEASURES = {"trials": batch_trials.try_batch, "timed": points.measure_points, "
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the points of a plan, or report this machine's capabilities; returns 0 if every point has a result."""
     arguments = _arguments(argv)
+    if argv is None:
+        del sys.argv[1:]  # a model's module may parse its own
     # a profiler may start this process from a short-lived thread, whose end would pass for the parent's
     if arguments.parent is not None and (arguments.profile is None or os.getppid() == arguments.parent):
         lifeline.die_with(arguments.parent)

@@ -15,6 +15,7 @@ from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
 from perfexp.host import gpu_sheets
+from perfexp.host.forked import Ended, Forked
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
@@ -63,18 +64,13 @@ class MemoryTrace:
         if self._data.labelled:
             raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
-        if not hasattr(model, "open"):
-            from perfexp.models.module import adapt
+        from perfexp.models.module import adapt  # with torch
 
-            model = adapt(model, plan.model_name)
-        from perfexp.models.torch_settings import unchanged_settings  # with torch
-        from perfexp.work.count import same_random_numbers
-
+        model = adapt(model, plan.model_name)
         execution = Execution(channels_last=plan.execution.channels_last)
-        with unchanged_settings(), same_random_numbers():  # of the model that this process may be measuring
-            self._session = model.open(
-                device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
-            )
+        self._session: Any = model.open(
+            device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
+        )
 
     def peak(self, key: Key, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> Peak:
         """Trace the peak of a point in its steady state; raises Unsupported if it can't.
@@ -82,36 +78,38 @@ class MemoryTrace:
         Args:
             workspaces: memory that convolutions take while they run, in bytes.
         """
+        from perfexp.work.trial import MODULE_ERRORS, Inconclusive, isolated
+
+        try:
+            return isolated(self._peak)(key, workspaces)
+        except (Inconclusive, *MODULE_ERRORS) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
+
+    def _peak(self, key: Key, workspaces: Mapping[OperatorCall, int]) -> Peak:
         from perfexp.work.allocations import INPUTS, Allocations, by_operators, peak_of_calls, without_memory
         from perfexp.work.tensors import tensors_in
-        from perfexp.work.trial import MODULE_ERRORS, Inconclusive
 
         session = self._session
         phase = config.build(self._phase(key.phase))
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(without_memory(session.module))
-                if key.phase == "train" and isinstance(session, Unwaiting):  # side results are read back
-                    stack.enter_context(session.without_waits())
-                opened = self._data.open(
-                    session=session,
-                    input_size=key.input_size,
-                    batch_size=key.batch_size,
-                    training=key.phase == "train",
-                    seed=0,
-                )
-                whole = nullcontext() if key.phase == "train" else by_operators()
-                with opened as batches, _prepared(phase, session, batches, key) as step, whole:
+        trains = key.phase == "train"
+        with ExitStack() as stack:
+            stack.enter_context(without_memory(session.module))
+            if trains and isinstance(session, Unwaiting):  # side results are read back
+                stack.enter_context(session.without_waits())
+            opened = self._data.open(
+                session=session, input_size=key.input_size, batch_size=key.batch_size, training=trains, seed=0
+            )
+            whole = nullcontext() if trains else by_operators()
+            with opened as batches, _prepared(phase, session, batches, key) as step, whole:
+                session.first_forward(batches.next())
 
-                    def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
-                        held = [batches.next() for _ in range(8)]
-                        allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
-                        return dict(step.segments)
+                def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
+                    held = [batches.next() for _ in range(8)]
+                    allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
+                    return dict(step.segments)
 
-                    return peak_of_calls(session.module, segments, workspaces=workspaces)
-        except (Inconclusive, *MODULE_ERRORS, NotImplementedError, TypeError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
+                return peak_of_calls(session.module, segments, workspaces=workspaces)
 
     def _phase(self, name: str) -> dict[str, Any]:
         """Return the node of a phase; on CUDA devices torch updates all parameters together."""
@@ -119,6 +117,11 @@ class MemoryTrace:
         if isinstance(node.get("optimizer"), Mapping):
             node["optimizer"] = {"foreach": True, **node["optimizer"]}
         return node
+
+    def needed_bytes(self, key: Key) -> int:
+        """Trace the peak of a point with cuBLAS's workspaces; raises Unsupported if it can't."""
+        peak = self.peak(key)
+        return peak.total_bytes + self.workspace_bytes(peak)
 
     def workspace_bytes(self, peak: Peak) -> int:
         """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
@@ -161,11 +164,10 @@ class MemoryTrace:
         batch: int | None = key.batch_size
         while batch is not None:
             try:
-                traced = self.peak(msgspec.structs.replace(key, batch_size=batch))
+                peak = self.needed_bytes(msgspec.structs.replace(key, batch_size=batch))
             except Unsupported:  # as some models are for one sample
                 trials.append(Trial(batch, fits=False))
             else:
-                peak = traced.total_bytes + self.workspace_bytes(traced)
                 trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
@@ -220,25 +222,41 @@ def workspaces_of(
     )
 
 
+def forked_trace(plan: config.Plan) -> Forked:
+    """Start a process that traces the plan's memory; it has to start before the device does.
+
+    Autograd of a process whose parent has used it on a device can't compute gradients. Its calls take a key, and return
+    the bytes of its peak; with a memory's size, they return the largest batch that fits.
+    """
+    made: list[MemoryTrace] = []
+
+    def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
+        trace = made[0] if made else MemoryTrace(plan)
+        made[:] = [trace]
+        return trace.needed_bytes(key) if capacity_bytes is None else trace.largest_batch(key, capacity_bytes)
+
+    return Forked(answer)
+
+
 class MemoryGuard:
     """Predicts which points exceed the memory of a device; a trace takes seconds, so smaller points are not traced.
 
     Args:
+        trace: returns the bytes of a point's peak; see `forked_trace`.
         capacity_bytes: size of the device's memory.
     """
 
-    def __init__(self, plan: config.Plan, capacity_bytes: int) -> None:
-        self._trace, self._limit = MemoryTrace(plan), capacity_bytes - LEAST_CONTEXT_BYTES
+    def __init__(self, trace: Callable[[Key], int], capacity_bytes: int) -> None:
+        self._trace, self._limit = trace, capacity_bytes - LEAST_CONTEXT_BYTES
 
     def refuse(self, key: Key, results: Iterable[Point]) -> Point | None:
         """Return a result in place of a measurement that would run out of memory; None if it fits, or is unknown."""
         if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
             return None
         try:
-            traced = self._trace.peak(key)
-        except Unsupported:
+            peak = self._trace(key)
+        except (Unsupported, Ended):
             return None
-        peak = traced.total_bytes + self._trace.workspace_bytes(traced)
         if peak <= self._limit:
             return None
         sizes = f"{units.format_bytes(peak)} of {units.format_bytes(self._limit)}"

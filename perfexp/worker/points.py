@@ -94,7 +94,9 @@ def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
     facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
     if not facts.get("memory_bytes"):
         raise UserError(f"sweep.skip_oom=true: the memory of {procedure.device.name} is unknown; leave it out.")
-    return MemoryGuard(plan, int(facts["memory_bytes"]))
+    if procedure.memory_trace is None:
+        raise UserError("sweep.skip_oom=true: memory of several ranks is not traced; leave it out.")
+    return MemoryGuard(procedure.memory_trace, int(facts["memory_bytes"]))
 
 
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:

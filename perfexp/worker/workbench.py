@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ class Workbench:
         self.emit("block", text="loading")
         self.find_device()
         self.open_data()
-        with self.reserved(self.device):
+        with self._memory_trace() as trace, self.reserved(self.device):
             self.device.start()  # not before: even an idle context disturbs who measures on the device
             self.load_model()
             self._check_checkpoint()
@@ -79,8 +80,15 @@ class Workbench:
                 self.require_same_environment()
             else:
                 self.write_environment()
-            with self.procedure() as procedure:
+            with self.procedure(memory_trace=trace) as procedure:
                 yield procedure
+
+    def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
+        if not (self.plan.seeks_batch or getattr(config.build(self.plan.sweep), "skip_oom", False)):
+            return nullcontext()
+        from perfexp.worker.peak_memory import forked_trace  # with torch's stand-ins, which other plans do without
+
+        return forked_trace(self.plan)
 
     def find_device(self) -> None:
         """Build the plan's device, not started yet."""
@@ -134,7 +142,7 @@ class Workbench:
 
         check(self.data)
         model = self.build_model()
-        if not hasattr(model, "open"):  # a bare torch module of the user's
+        if "torch" in sys.modules:  # maybe a torch module of the user's
             from perfexp.models.module import adapt
 
             model = adapt(model, self.plan.model_name)

@@ -7,7 +7,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from perfexp import commands
 from perfexp.cli.composition import compose
@@ -26,7 +25,7 @@ from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 from perfexp.work.allocations import Peak
 from perfexp.worker import entry
-from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace
+from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace, forked_trace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
@@ -273,22 +272,15 @@ def test_the_search_for_the_largest_batch_ends_at_the_last_peak_that_fits(small,
 def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
     monkeypatch.setattr("perfexp.worker.peak_memory.MemoryTrace", lambda plan: small)
     key = Key(phase="train", input_size=(64, 64), batch_size=8, precision="fp32")
-    roomy, tight = (MemoryGuard(None, LEAST_CONTEXT_BYTES + size) for size in (10**9, 10**8))
+    trace = forked_trace(None)
+    roomy, tight = (MemoryGuard(trace, LEAST_CONTEXT_BYTES + size) for size in (10**9, 10**8))
     assert roomy.refuse(key, []) is None
     refused = tight.refuse(key, [])
     assert refused.status is Status.OOM_PREDICTED
     assert "sweep.skip_oom" in refused.error
     assert tight.refuse(key, [Point(key=key, status=Status.OK)]) is None
-
-
-def test_a_trace_leaves_the_settings_of_the_process_alone(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    before = torch.get_rng_state()
-    MemoryTrace(config.typed(compose(["model=alexnet", "model.num_classes=2", "gpu=h100", "precision=tf32"])))
-    assert torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.allow_tf32
-    assert (torch.get_rng_state() == before).all()
+    trace.close()
+    assert tight.refuse(key, []) is None  # nothing is known any more
 
 
 @pytest.mark.parametrize("wrong", ["execution.compile=default", "gpu.count=2", "model=fake"])

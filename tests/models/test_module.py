@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Batch, Execution, Precision, Session
@@ -78,13 +79,18 @@ def test_the_outputs_shape_says_what_a_module_learns(
     module: torch.nn.Module, inputs: tuple[int, ...], targets: tuple[int, ...], classes: int
 ) -> None:
     session = open_adapted(module)
-    batch = session.random_batch((9, 11), 2, 0)
+    with Synthetic().open(session=session, input_size=(9, 11), batch_size=2, training=True, seed=0) as batches:
+        with session.training():
+            session.first_forward(batches.next())
+        batch, other = batches.next(), batches.next()
     assert (batch.inputs.shape, batch.targets.shape) == (inputs, targets)
     assert 0 <= batch.targets.min() <= batch.targets.max() < classes
+    assert other.inputs is batch.inputs
+    assert not torch.equal(other.targets, batch.targets)
     assert train_once(session, batch) > 0
 
 
-def test_nothing_runs_on_the_device_before_the_first_call() -> None:
+def test_nothing_runs_before_the_first_call() -> None:
     calls = []
 
     class Watched(Classifier):
@@ -92,8 +98,8 @@ def test_nothing_runs_on_the_device_before_the_first_call() -> None:
             calls.append(type(pictures))
             return super().forward(pictures)
 
-    open_adapted(Watched()).random_batch((9, 9), 2, 0)
-    assert torch.Tensor not in calls
+    assert open_adapted(Watched()).random_batch((9, 9), 2, 0).targets is None
+    assert not calls
 
 
 def test_a_module_may_say_what_it_takes_and_what_it_minimises() -> None:

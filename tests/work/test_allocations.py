@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, by_operators, peak_of_calls, without_memory
 from perfexp.work.caching_allocator import BLOCK_BYTES
+from perfexp.work.trial import isolated
 
 
 def traced(module, shape, *, trains, **settings):
@@ -162,8 +163,11 @@ def test_what_devices_have_a_kernel_for_takes_no_parts():
 
 
 def trained(module, shape):
-    with without_memory(module):
-        return traced(module, shape, trains=True)
+    def peak():
+        with without_memory(module):
+            return traced(module, shape, trains=True)
+
+    return isolated(peak)()
 
 
 def test_attention_takes_no_memory_for_dropout():
@@ -190,9 +194,9 @@ def test_a_bias_is_added_in_place():
         def forward(self, inputs):
             return self.mix(inputs.transpose(1, 2))
 
-    peaks = []
-    for bias in (False, True):
-        module = Mixing(bias)
+    def peak(module):
         with without_memory(module):
-            peaks.append(peak_without_gradients(module, torch.empty(8, 196, 128)).total_bytes)
+            return peak_without_gradients(module, torch.empty(8, 196, 128)).total_bytes
+
+    peaks = [isolated(peak)(Mixing(bias)) for bias in (False, True)]
     assert peaks[1] - peaks[0] <= BLOCK_BYTES

@@ -9,6 +9,7 @@ import torch
 from benchmarks.allocator_history import replay
 from perfexp.work.allocations import Allocations, without_memory
 from perfexp.work.caching_allocator import CachingAllocator
+from perfexp.work.trial import isolated
 
 MIB = 2**20
 
@@ -75,12 +76,14 @@ def test_blocks_never_overlap_and_the_bytes_add_up():
     assert allocator.reserved_bytes == reserved
 
 
+@isolated
 def attended(dtype, dropout=0.0):
-    """Allocations of an attention whose heads lie side by side in its inputs, and its output."""
+    """Peak of an attention whose heads lie side by side in its inputs, and whether two layouts of its output are dense."""
     with without_memory(torch.nn.Identity()), Allocations() as allocations:
         query = torch.empty(50, 2 * 4, 64, dtype=dtype).view(50, 2, 4, 64).permute(1, 2, 0, 3)
         output = torch.nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
-    return allocations.peak.total_bytes, output
+    layouts = output.transpose(1, 2), output.permute(2, 0, 1, 3)
+    return allocations.peak.total_bytes, [layout.is_contiguous() for layout in layouts]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,7 @@ def attended(dtype, dropout=0.0):
 )
 def test_the_output_of_fused_attention_has_the_layout_of_the_kernels_of_cuda(dtype, efficient):
     """The memory-efficient kernel, for float32, has its own, and joining the heads costs a copy."""
-    _, output = attended(dtype)
-    assert output.transpose(1, 2).is_contiguous() is efficient
-    assert output.permute(2, 0, 1, 3).is_contiguous() is not efficient
+    assert attended(dtype)[1] == [efficient, not efficient]
 
 
 def test_attention_with_dropout_takes_the_memory_of_one_without():
@@ -99,9 +100,14 @@ def test_attention_with_dropout_takes_the_memory_of_one_without():
 
 def test_a_transformer_layer_in_inference_has_its_inner_tensors():
     layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
-    with without_memory(layer), Allocations() as allocations, torch.inference_mode():
-        layer(torch.empty(8, 128, 64))
-    assert allocations.peak.total_bytes >= 8 * 128 * 256 * 4  # of the perceptron, four times as wide
+
+    @isolated
+    def peak():
+        with without_memory(layer), Allocations() as allocations, torch.inference_mode():
+            layer(torch.empty(8, 128, 64))
+        return allocations.peak.total_bytes
+
+    assert peak() >= 8 * 128 * 256 * 4  # of the perceptron, four times as wide
     assert torch.backends.mha.get_fastpath_enabled()
 
 

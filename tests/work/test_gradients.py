@@ -1,7 +1,5 @@
 """The backward pass is counted as autograd runs it, and as the definition of each gradient has it."""
 
-from contextlib import ExitStack
-
 import pytest
 import torch
 from torch import nn
@@ -10,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.work.count import count, with_stand_ins
+from perfexp.work.count import count
 from perfexp.work.tensors import tensors_in
+from perfexp.work.trial import isolated, replace_tensors
 from tests.rotation import some_of
 
 #: Some of them by the commit.
@@ -44,12 +43,11 @@ class Multiplications(TorchDispatchMode):
 def multiplied_by_autograd(model, shape):
     """FLOPs of products in the backward pass that autograd runs for the sum of all outputs."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with ExitStack() as stack:
-        stack.enter_context(with_stand_ins(model, mode))
-        stack.enter_context(mode)
+    replace_tensors(model, mode)
+    with mode:
         loss = sum(tensor.sum() for tensor in tensors_in(model(torch.empty(shape))))
-        counter = stack.enter_context(Multiplications())
-        loss.backward()
+        with Multiplications() as counter:
+            loss.backward()
     return counter.flops
 
 
@@ -64,7 +62,7 @@ def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, traini
     # rows that multiply and do nothing else
     ours = sum(row.backward_flops for row in work.rows if row.macs)
     assert all(row.flops == 2 * row.macs for row in work.rows if row.macs)
-    assert ours == multiplied_by_autograd(model, shape) > work.macs
+    assert ours == isolated(multiplied_by_autograd)(model, shape) > work.macs
 
 
 def test_a_depthwise_convolution_has_the_gradients_of_its_groups():

@@ -73,7 +73,7 @@ def test_hooks_of_the_model_run_and_stay():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     handle = model[0].register_forward_hook(lambda module, given, returned: seen.append(1) or returned * 2)
     work = count(model, torch.Size((2, 4)))
-    assert seen == [1]
+    assert not seen  # it ran in another process
     assert list(model[0]._forward_hooks) == [handle.id]
     # what a hook computes belongs to the call that it is hooked to
     assert [(row.path, row.flops) for row in work.rows] == [("0", 2 * 32 + 8), ("1", 64)]
