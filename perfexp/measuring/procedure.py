@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +339,15 @@ class Procedure:
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
             point.metrics.append(algorithm.output_error(batches.next().inputs))
+
+    @cached_property
+    def host_rate(self) -> float | None:
+        """FLOP/s of a matrix product on a CPU; None for other devices."""
+        if self.device.identifier != "cpu":
+            return None
+        from perfexp.probes.ceilings import host_flops_per_second  # with torch, which a scripted device does without
+
+        return host_flops_per_second(self.session.precision)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
         """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.

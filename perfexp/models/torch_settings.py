@@ -124,13 +124,14 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
         return None
     assert device.identifier is not None
     storage = getattr(torch, wanted.storage)
-    kernel = torch.ones(4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True)
-    weight = torch.ones(2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True)
-    inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
     try:
-        with autocast(wanted, device):
-            outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
-        torch.autograd.backward(outputs.float().sum())
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller of the Python interface has set
+            kernel = torch.ones(4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True)
+            weight = torch.ones(2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True)
+            inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
+            with autocast(wanted, device):
+                outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
+            torch.autograd.backward(outputs.float().sum())
         device.synchronize()
     except (RuntimeError, TypeError) as error:
         message = str(error).splitlines()[0]

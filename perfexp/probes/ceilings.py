@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
 #: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
 _SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
 _WARMUP, _MOST_CALLS = 2, 100
+#: Products of `host_flops_per_second`.
+_HOST_PRODUCTS = 10
 #: Length of a call from which its size is the last.
 _SLOW_SECONDS = 0.2
 #: Facts of a board that limit its rates; a lock of the clocks by nvidia-smi is not among them, as no driver reports it.
@@ -71,6 +74,21 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
         if seconds > _SLOW_SECONDS:
             break
     return max(rates)
+
+
+def host_flops_per_second(precision: Precision) -> float:
+    """Return the FLOP/s of the fastest of a few matrix products on the CPU, which take some 50 ms."""
+    data_type = getattr(torch, precision.autocast or precision.storage)
+    side = _SIDES["cpu"][0]
+    generator = torch.Generator().manual_seed(0)  # the model's random numbers stay as they are
+    first, second = (torch.randn(side, side, generator=generator).to(data_type) for _ in range(2))
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(_HOST_PRODUCTS):
+            start = time.perf_counter_ns()
+            torch.mm(first, second)
+            seconds.append((time.perf_counter_ns() - start) * 1e-9)
+    return 2 * side**3 / min(seconds)
 
 
 def _bytes_per_second(device: Device) -> float:

@@ -6,15 +6,21 @@ from collections.abc import Mapping
 
 from perfexp.records import diagnostics
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
-from perfexp.records.record import Metric, Point
+from perfexp.records.record import Metric, Point, Status
 from perfexp.work import Work
 
 #: Ratio of two ceilings from which the higher one is worth a note.
 _WORTH = 1.5
+#: Multiple of a ceiling that no algorithm explains: Winograd's of 3 × 3 kernels save a factor of 4 at most.
+_IMPOSSIBLE = 4.0
 
 
 def add_work_metrics(
-    point: Point, work: Work, peaks: Mapping[str, float | None] | None, ceilings: Mapping[str, float] | None = None
+    point: Point,
+    work: Work,
+    peaks: Mapping[str, float | None] | None,
+    ceilings: Mapping[str, float] | None = None,
+    host_rate: float | None = None,
 ) -> None:
     """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
@@ -26,6 +32,9 @@ def add_work_metrics(
         work: work of one call, with its backward pass in training.
         peaks: FLOP/s of the data sheet by data type, empty if unknown; None for a device without one, and `mfu`.
         ceilings: reached `flops_per_second` and `bytes_per_second`, empty if they failed; None if not requested.
+        host_rate: FLOP/s of a matrix product on a CPU, which has no data sheet; None for other devices.
+
+    A call that exceeds a ceiling several times over did not do the model's work: the point has failed.
     """
     point.metrics += [
         Metric(name="work/forward_macs", value=work.macs, unit="1"),
@@ -45,11 +54,18 @@ def add_work_metrics(
     elif ceilings is not None:
         reason = "the device's ceilings could not be measured; see run.log"
         point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
+    shares = [metric for metric in point.metrics if metric.name in ("mfu", "mfu_of_ceiling")]
     point.doubts += [
         diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
-        for metric in point.metrics
-        if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
+        for metric in shares
+        if metric.value is not None and metric.value > 1
     ]
+    if host_rate is not None:
+        shares.append(_part(point, work, host_rate, "share of a matrix product's rate"))
+    for metric in shares:
+        if metric.value is not None and metric.value > _IMPOSSIBLE:
+            reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
+            point.status, point.error = Status.FAILED, reason
     tf32, fp32 = ((peaks or {}).get(kind) for kind in ("tf32", "fp32"))
     if point.key.precision == "fp32" and work.contraction_flops and tf32 and fp32 and tf32 > _WORTH * fp32:
         point.doubts.append(diagnostics.make("tf32_ceiling", ratio=tf32 / fp32))

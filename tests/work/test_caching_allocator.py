@@ -78,7 +78,7 @@ def test_blocks_never_overlap_and_the_bytes_add_up():
 
 @isolated
 def attended(dtype, dropout=0.0):
-    """Peak of an attention whose heads lie side by side in its inputs, and whether two layouts of its output are dense."""
+    """Peak of an attention with heads side by side in its inputs, and whether two layouts of its output are dense."""
     with without_memory(torch.nn.Identity()), Allocations() as allocations:
         query = torch.empty(50, 2 * 4, 64, dtype=dtype).view(50, 2, 4, 64).permute(1, 2, 0, 3)
         output = torch.nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
