@@ -421,6 +421,14 @@ def weights_that_are_downloaded(place):
 
 
 @case
+def data_sets_that_are_downloaded(place):
+    for root in (place.outside / "made", place.run / "made", "made"):
+        yield from of(place, "data=cifar10", f"data.root={root}", "data.download=true", "input_size=32", drop=("input",))
+    assert not (place.run / "made").exists()
+    assert not (place.cwd / "made").exists()
+
+
+@case
 def commands_of_hundreds_of_thousands_of_characters(place):
     yield from of(place, *["seed=1"] * 300_000)
     yield from of(place, *["batch_size=[" + ",".join(["1"] * 40_000) + "]"] * 3, drop=("batch_size",))
