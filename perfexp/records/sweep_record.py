@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -70,13 +71,25 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
         return shlex.join(["perfexp", *words])
 
+    def record_of(self, child: SweepChild, folder: Path) -> Record | None:
+        """Read the record of a run, for the folder of the sweep; None without one. Raises `UserError` for a broken one.
+
+        A run outside of that folder (stages) repeats the sweep's identity, or else it is somebody else's.
+        """
+        place = Path(os.path.normpath(folder / child.directory))
+        if place.is_symlink() or not (place / "record.json").exists():
+            return None
+        record, own = Record.load(place), (self.uid, child.job)
+        is_own = record.sweep is not None and (record.sweep.uid, record.sweep.job) == own
+        return record if is_own or place.resolve().is_relative_to(folder.resolve()) else None
+
     def records(self, folder: Path) -> list[Record]:
         """The records of the runs, for the folder of the sweep; refused runs have none."""
         records = []
         for child in self.children:
             with suppress(UserError):
-                records.append(Record.load(folder / child.directory))
-        return records
+                records.append(self.record_of(child, folder))
+        return [record for record in records if record is not None]
 
     def refresh(self, folder: Path) -> None:
         """Update the status of each run from its record, if there is one, for the folder of the sweep."""

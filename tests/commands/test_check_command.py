@@ -105,10 +105,11 @@ def test_a_figure_that_only_the_baseline_has_is_missing(checked):
 def test_a_run_of_a_sweep_without_a_record_is_missing(checked, tmp_path, capsys):
     checked(made(), made(seed=1))
     children = [
-        SweepChild(job=0, name="measured", directory="../new", status=Status.OK),
+        SweepChild(job=0, name="measured", directory="run", status=Status.OK),
         SweepChild(job=1, name="vgg16", directory="none", status=Status.FAILED),
     ]
     (tmp_path / "sweep").mkdir()
+    (tmp_path / "new").rename(tmp_path / "sweep" / "run")
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
     code, lines, _ = checked_by(capsys, "check", tmp_path / "sweep", "--against", tmp_path / "baseline")
