@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from perfexp.errors import PerfexpError, UserError
@@ -26,6 +27,10 @@ from perfexp.host.installation import is_here_on_path
 _GRACE_SECONDS = 5.0
 #: Limit on the end of a worker after its last event.
 _EXIT_SECONDS = 60.0
+#: Longest message of a worker; epochs and profiles are a few kilobytes.
+_MOST_BYTES = 64 << 20
+#: Errors of reading a message that is none of a worker's: measured code may write into any pipe.
+MESSAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
 #: Poll interval on systems without pidfd_open.
 _LOOK_SECONDS = 1.0
 
@@ -44,6 +49,14 @@ def python_command(module: str, *arguments: str) -> list[str]:
     hold a torch.py.
     """
     return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]
+
+
+class _Shape(msgspec.Struct):
+    """What all events have in common; each kind has more fields."""
+
+    event: str
+    patient: bool = False
+    text: str = ""
 
 
 class SilenceError(Exception):
@@ -103,12 +116,16 @@ class WorkerProcess:
 
         Raises:
             SilenceError: it sent no event for longer than that.
+            ValueError or msgspec.MsgspecError: an event is not one, as in MESSAGE_ERRORS.
             KeyboardInterrupt: a held interrupt came.
         """
         limit, finished, rest = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
             *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MOST_BYTES:
+                raise ValueError("a message without an end")
             for line in lines:
+                msgspec.json.decode(line, type=_Shape)
                 event = json.loads(line)
                 limit = None if event.get("patient") else silence_seconds
                 if finished := event["event"] == "finished":

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError
-from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MESSAGE_ERRORS, SilenceError, WorkerProcess, worker_command
 
 #: Limit for one part: a first import of torch from a slow disk takes a minute.
 _SILENCE_SECONDS = 180.0
@@ -107,7 +107,7 @@ def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: d
             finished = event["event"] == "finished"
     except SilenceError:
         failure = f"sent nothing for {silence_seconds:g} s and was terminated"
-    except (ValueError, KeyError, TypeError, AttributeError):  # other JSON, or none
+    except MESSAGE_ERRORS:
         failure = "sent a message that cannot be read"
     finally:
         code = process.end()

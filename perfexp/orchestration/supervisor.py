@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
-from perfexp.host import interrupts, untrusted
+from perfexp.host import crash_report, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.host.process import Event, SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MESSAGE_ERRORS, Event, SilenceError, WorkerProcess, worker_command
 from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
@@ -268,6 +268,7 @@ def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlie
 
     def listen(event: Event) -> None:
         reported.update(event.get("profile") or {})
+        Status(reported.get("status", Status.OK))
         job.listener(event)
 
     began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
@@ -304,20 +305,25 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
-    refusal, failure, silence = None, None, None
+    refusal, failure, silence, garbled = None, None, None, None
     try:
         for event in process.events(job.timeout_seconds):
             if event["event"] == "point":
                 current = msgspec.convert(event["key"], Key)
             elif event["event"] == "done":
+                msgspec.convert(event["key"], Key)
                 current = None
             elif event["event"] == "refused":
-                refusal = _Refused(event["message"], event["exit_code"])
+                refusal = _Refused(str(event["message"]), int(event["exit_code"]))
             elif event["event"] == "failed":
-                failure = event
+                failure = {"message": str(event["message"]), "status": Status(event.get("status", Status.FAILED))}
             job.listener(event)
     except SilenceError as error:
         silence = error
+    except MESSAGE_ERRORS as error:
+        crash_report.failure(error, job.paths.root)
+        text = f"the worker sent a message that cannot be read ({type(error).__name__}) and was terminated; see run.log"
+        garbled = _Ending(Status.FAILED, text, current)
     finally:
         code = process.end()
     if refusal is not None:
@@ -332,6 +338,8 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     if silence is not None and not silence.finished:
         text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
         return _Ending(Status.TIMEOUT, text, current)
+    if garbled is not None:
+        return garbled
     return _death(code, current, failure)
 
 
@@ -341,8 +349,8 @@ def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
         return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
     if failure is not None:
-        status = Status(failure.get("status", Status.FAILED))
-        return _Ending(status, str(failure["message"]), current, hopeless=status is not Status.KILLED)
+        status = failure["status"]
+        return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
     return _Ending(Status.FAILED, f"{ended}; see run.log", current)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MESSAGE_ERRORS, SilenceError, WorkerProcess, worker_command
 from perfexp.orchestration.capabilities import last_line
 from perfexp.plan import config, plan_file
 
@@ -33,13 +33,15 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         try:
             for event in process.events(plain["timeout_seconds"]):
                 if event["event"] == what:
-                    answer = event["answer"]
+                    answer = dict(event["answer"])
                 elif event["event"] in ("refused", "failed"):
-                    failure = event
+                    failure = {"message": str(event["message"]), "exit_code": event.get("exit_code")}
                 elif event.get("patient"):
                     waiting(event["text"])
         except SilenceError as error:
             failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
+        except MESSAGE_ERRORS as error:
+            failure = {"message": f"The worker sent a message that cannot be read ({type(error).__name__})."}
         finally:
             code = process.end()
         if failure is not None:
@@ -47,4 +49,4 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         if answer is None:
             last = last_line(log)
             raise PerfexpError(f"The worker ended with code {code}{f': {last}' if last else ''}.")
-        return dict(answer)
+        return answer

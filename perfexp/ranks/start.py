@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfexp.errors import UserError
+from perfexp.host.process import MESSAGE_ERRORS
 from perfexp.ranks.meeting import pipe
 from perfexp.records.messages import Events
 
@@ -162,7 +163,7 @@ class Relay:
             for line in file:
                 if line == _END:
                     return
-                with suppress(ValueError):  # a rank was terminated while it wrote
+                with suppress(*MESSAGE_ERRORS):  # a rank was terminated while it wrote
                     self._take(json.loads(line))
 
 

@@ -23,16 +23,22 @@ class Events:
     """Sender of progress messages to the parent process through a pipe; the descriptor None sends nothing."""
 
     def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
+        self._descriptor, self._process = descriptor, os.getpid()
 
     def __call__(self, event: str, **details: Any) -> None:
         """Send one message. It is never called while a call is timed."""
+        self.end_copy()
         if self._descriptor is None:
             return
         try:
             os.write(self._descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
         except OSError:  # the parent has terminated, and this process follows
             self._descriptor = None
+
+    def end_copy(self) -> None:
+        """End a process that the measured code has forked from the one that reports: only that one writes results."""
+        if os.getpid() != self._process:
+            os._exit(1)
 
     def point(self, key: Key) -> None:
         """Report that the measurement of a point begins."""

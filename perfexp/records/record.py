@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +17,14 @@ from perfexp.records.diagnostics import Diagnostic
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
+
+
+#: Limits on what is read, far beyond every measurement: no sum, ratio or square of such numbers overflows.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
+_Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
 class Status(StrEnum):
@@ -53,10 +62,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     phase: str
-    input_size: tuple[int, int]
-    batch_size: int
+    input_size: tuple[_CountFromOne, _CountFromOne]
+    batch_size: _Count
     precision: str
-    replicate: int = 0
+    replicate: _Count = 0
 
     @property
     def is_timed(self) -> bool:
@@ -129,8 +138,8 @@ class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     reason: str
-    target: float | None = None
-    achieved: float | None = None
+    target: _Seconds | None = None
+    achieved: _Seconds | None = None
 
 
 class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -149,11 +158,22 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     unit: str = "seconds"
-    samples: list[float]
-    warmup: int = 0
-    blocks: list[int] = []
-    calls_per_sample: int = 1
+    samples: list[_Seconds]
+    warmup: _Count = 0
+    blocks: list[_Count] = []
+    calls_per_sample: _CountFromOne = 1
     stop: Stop | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a series that no clock can have measured, in a file as in a worker; raises `ValueError`."""
+        if self.unit != "seconds":
+            raise ValueError(f"series {self.name} is in {self.unit!r}, not in seconds")
+        if self.warmup >= len(self.samples):
+            raise ValueError(f"series {self.name} has no sample after its warm-up")
+        if not self.name.startswith(("phase/", "ttfp/")) and min(self.samples) <= 0:
+            raise ValueError(f"series {self.name} has a call that took no time: the clock stands still")
+        if self.blocks != sorted({*self.blocks}) or self.blocks[-1:] >= [len(self.samples)]:
+            raise ValueError(f"series {self.name} has blocks that are not in order")
 
     @property
     def measured(self) -> list[float]:
@@ -176,14 +196,14 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         metrics: custom metrics that were added during the epoch, its evaluation included; the last value of each.
     """
 
-    number: int
-    seconds: float
-    samples_per_second: float
-    loss: float | None = None
-    learning_rate: float | None = None
-    accuracy: float | None = None
-    evaluation_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
+    number: _CountFromOne
+    seconds: _Positive
+    samples_per_second: _Value
+    loss: _Value | None = None
+    learning_rate: _Value | None = None
+    accuracy: _Value | None = None
+    evaluation_seconds: _Seconds = 0.0
+    checkpoint_seconds: _Seconds = 0.0
     metrics: list[Metric] = []
 
     @property
@@ -212,12 +232,12 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     name: str
-    value: float | None
+    value: _Value | None
     unit: str
     reason: str | None = None
     estimated: bool = False
-    low: float | None = None
-    high: float | None = None
+    low: _Value | None = None
+    high: _Value | None = None
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -245,7 +265,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     doubts: list[Diagnostic] = []
     facts: dict[str, Any] = {}
     started: str | None = None
-    wall_seconds: float | None = None
+    wall_seconds: _Seconds | None = None
 
     def find_series(self, name: str) -> Series | None:
         """The series with this name, or None."""
@@ -280,7 +300,9 @@ class EarlierTime(msgspec.Struct, kw_only=True):
 
     key: Key
     time: str
-    runs: list[list[tuple[float, float]]]
+    runs: Annotated[
+        list[Annotated[list[tuple[_Positive, _Positive]], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
+    ]
     uids: list[str] = []
 
 
@@ -297,8 +319,8 @@ class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     phase: str
     time: str
-    variance: float
-    degrees: float
+    variance: _Seconds
+    degrees: _Positive
     ended: str
 
 
@@ -316,11 +338,11 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     uid: str
-    job: int
-    jobs: int | None = None
+    job: _Count
+    jobs: _Count | None = None
     axes: dict[str, str] = {}
     directory: str = ".."
-    level: float | None = None
+    level: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=True):
@@ -346,7 +368,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
         selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: _CountFromOne = SCHEMA_VERSION
     uid: str
     name: str
     perfexp_version: str
@@ -394,12 +416,16 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
 
 
 class _Version(msgspec.Struct):
-    schema_version: int
+    schema_version: _CountFromOne
 
 
 def point_to_line(point: Point) -> bytes:
-    """Encode a point as one line of points.jsonl."""
-    return msgspec.json.encode(point) + b"\n"
+    """Encode a point as one line of points.jsonl, with question marks for halves of surrogate pairs."""
+    try:
+        return msgspec.json.encode(point) + b"\n"
+    except UnicodeEncodeError:  # in an error text, for one
+        text = json.dumps(msgspec.to_builtins(point), ensure_ascii=False)
+        return msgspec.json.encode(json.loads(text.encode(errors="replace"))) + b"\n"
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:

@@ -9,8 +9,9 @@ from perfexp.errors import UserError
 from perfexp.measuring.verdicts import verdict, watching_the_host
 from perfexp.plan import config
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Key, Point, Series, Status, point_to_line, read_points
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key, Point, Series, Status, read_points
+from perfexp.worker.results import append
 from perfexp.worker.workbench import Workbench
 
 
@@ -51,8 +52,7 @@ def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
         if not bench.device.is_lost():
             bench.require_same_environment()
     point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
-    append_line(paths.points, point_to_line(point))
-    emit.done(key, point.status.value)
+    append(point, paths, emit)
 
 
 def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:

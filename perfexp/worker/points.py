@@ -10,9 +10,9 @@ from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.prediction import largest_batch
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import LARGEST, Key, Point, Status, missing, point_to_line, read_points, timed_key
-from perfexp.worker import batch_trials
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import LARGEST, Key, Point, Status, missing, read_points, timed_key
+from perfexp.worker import batch_trials, results
 
 if TYPE_CHECKING:
     from perfexp.data import Data
@@ -37,7 +37,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.fixed_keys(read_points(paths.points))
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    while left := _missing(plan.timed_keys(results := read_points(paths.points)), paths, replicate):  # it may go on
+    while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):  # it may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             emit.point(key)
@@ -48,9 +48,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             point = predicted or procedure.measure(key)
             if key not in keys and (before := sweep.shrunk(read_points(paths.points)).get(key)):
                 point.facts["shrunk_from"] = before
-            if plan.seeks_batch and (trials := largest_batch.trials_of(key, results)):
+            if plan.seeks_batch and (trials := largest_batch.trials_of(key, earlier)):
                 batch_trials.add_trials(point, trials)
-            _append(point, paths, emit)
+            results.append(point, paths, emit)
             out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
             if out_of_step or procedure.device.is_lost():
                 return False
@@ -82,7 +82,7 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             is_first = is_first and "layers" not in point.facts
         else:
             point = not_tried(key, timed)
-        _append(point, paths, emit)
+        results.append(point, paths, emit)
         if procedure.device.is_lost():
             break
 
@@ -100,11 +100,6 @@ def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
     known = [key for key in missing(keys, paths.points) if key.batch_size != LARGEST]  # others wait for trials
     return [key for key in known if key.replicate == replicate]
-
-
-def _append(point: Point, paths: RunPaths, emit: Events) -> None:
-    append_line(paths.points, point_to_line(point))
-    emit.done(point.key, point.status.value)
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
