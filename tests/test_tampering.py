@@ -37,7 +37,15 @@ class Net(torch.nn.Linear):
                 os.write(WORKER, HOW.encode() + b"\\n")
         return super().forward(x)
 """
-JUNK = ("junk", "5", '{"event": 3}', '{"event": "point", "key": 7}', '{"event": "block"}', '{"event": "done"}', "[" * 9999)
+JUNK = (
+    "junk",
+    "5",
+    '{"event": 3}',
+    '{"event": "point", "key": 7}',
+    '{"event": "block"}',
+    '{"event": "done"}',
+    "[" * 9999,
+)
 
 
 @pytest.mark.slow
@@ -46,8 +54,24 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
     (tmp_path / "mine.py").write_text(CODE)
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "own.yaml").write_text("_target_: mine.Net\n")
-    arguments = ["model=own", "gpu=cpu", "input_size=8", "ttfp=false", "stopping=fixed", "tracking=none", "output_dir=x"]
-    command = [sys.executable, "-m", "perfexp", "--config-dir=conf", *arguments, "batch_size=[1,2]", "timeout_seconds=60"]
+    arguments = [
+        "model=own",
+        "gpu=cpu",
+        "input_size=8",
+        "ttfp=false",
+        "stopping=fixed",
+        "tracking=none",
+        "output_dir=x",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "perfexp",
+        "--config-dir=conf",
+        *arguments,
+        "batch_size=[1,2]",
+        "timeout_seconds=60",
+    ]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "HOW": how}, capture_output=True, text=True, timeout=120
     )
@@ -61,6 +85,7 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
 
 
 def test_only_forks_that_may_return_count():
+    results._forks.clear()
     for start in (lambda: subprocess.run(["true"], preexec_fn=lambda: None), _fork_with_multiprocessing):
         start()
         assert not results._forks
@@ -89,10 +114,14 @@ def test_half_a_surrogate_pair_in_an_error_becomes_a_question_mark():
 @pytest.mark.parametrize(
     "series",
     [
-        *({"samples": [0.0]}, {"samples": [1.0, 0.0]}, {"samples": []}, {"samples": [1.0], "warmup": 1}),
-        *({"samples": [1.0], "unit": "ms"}, {"samples": [1.0] * 4, "blocks": [2, 0]}, {"samples": [1.0], "blocks": [1]}),
+        *({"samples": []}, {"samples": [1.0], "warmup": 1}),
+        *(
+            {"samples": [1.0], "unit": "ms"},
+            {"samples": [1.0] * 4, "blocks": [2, 0]},
+            {"samples": [1.0], "blocks": [1]},
+        ),
     ],
 )
 def test_a_series_that_no_clock_can_have_measured_is_refused(series):
-    with pytest.raises(ValueError, match="^series latency "):
+    with pytest.raises(ValueError, match=r"^series latency "):
         Series(name="latency", **series)

@@ -29,8 +29,6 @@ _GRACE_SECONDS = 5.0
 _EXIT_SECONDS = 60.0
 #: Longest message of a worker; epochs and profiles are a few kilobytes.
 _MOST_BYTES = 64 << 20
-#: Errors of reading a message that is none of a worker's: measured code may write into any pipe.
-MESSAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
 #: Poll interval on systems without pidfd_open.
 _LOOK_SECONDS = 1.0
 
@@ -57,6 +55,10 @@ class _Shape(msgspec.Struct):
     event: str
     patient: bool = False
     text: str = ""
+
+
+class MessageError(Exception):
+    """A worker sent something else than an event: measured code may write into any pipe."""
 
 
 class SilenceError(Exception):
@@ -116,17 +118,20 @@ class WorkerProcess:
 
         Raises:
             SilenceError: it sent no event for longer than that.
-            ValueError or msgspec.MsgspecError: an event is not one, as in MESSAGE_ERRORS.
+            MessageError: it sent something else.
             KeyboardInterrupt: a held interrupt came.
         """
         limit, finished, rest = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > _MOST_BYTES:
-                raise ValueError("a message without an end")
+                raise MessageError("a message without an end")
             for line in lines:
-                msgspec.json.decode(line, type=_Shape)
-                event = json.loads(line)
+                try:
+                    msgspec.json.decode(line, type=_Shape)
+                    event = json.loads(line)
+                except untrusted.DECODING_ERRORS as error:
+                    raise MessageError(str(error)) from error
                 limit = None if event.get("patient") else silence_seconds
                 if finished := event["event"] == "finished":
                     limit = _EXIT_SECONDS

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
-from perfexp.host import crash_report, interrupts, untrusted
+from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.host.process import MESSAGE_ERRORS, Event, SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import Event, MessageError, SilenceError, WorkerProcess, worker_command
 from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
+from perfexp.records import messages
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import (
     Key,
@@ -308,21 +309,20 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     refusal, failure, silence, garbled = None, None, None, None
     try:
         for event in process.events(job.timeout_seconds):
+            messages.check(event)
             if event["event"] == "point":
                 current = msgspec.convert(event["key"], Key)
             elif event["event"] == "done":
-                msgspec.convert(event["key"], Key)
                 current = None
             elif event["event"] == "refused":
-                refusal = _Refused(str(event["message"]), int(event["exit_code"]))
+                refusal = _Refused(event["message"], event["exit_code"])
             elif event["event"] == "failed":
-                failure = {"message": str(event["message"]), "status": Status(event.get("status", Status.FAILED))}
+                failure = event
             job.listener(event)
     except SilenceError as error:
         silence = error
-    except MESSAGE_ERRORS as error:
-        crash_report.failure(error, job.paths.root)
-        text = f"the worker sent a message that cannot be read ({type(error).__name__}) and was terminated; see run.log"
+    except MessageError as error:
+        text = f"the worker sent a message that cannot be read ({error}) and was terminated"
         garbled = _Ending(Status.FAILED, text, current)
     finally:
         code = process.end()
@@ -349,7 +349,7 @@ def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
         return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
     if failure is not None:
-        status = failure["status"]
+        status = Status(failure.get("status", Status.FAILED))
         return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
     return _Ending(Status.FAILED, f"{ended}; see run.log", current)

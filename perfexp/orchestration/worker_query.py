@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.process import MESSAGE_ERRORS, SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MessageError, SilenceError, WorkerProcess, worker_command
 from perfexp.orchestration.capabilities import last_line
 from perfexp.plan import config, plan_file
+from perfexp.records import messages
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -32,16 +33,17 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         answer, failure = None, None
         try:
             for event in process.events(plain["timeout_seconds"]):
+                messages.check(event)
                 if event["event"] == what:
-                    answer = dict(event["answer"])
+                    answer = event["answer"]
                 elif event["event"] in ("refused", "failed"):
-                    failure = {"message": str(event["message"]), "exit_code": event.get("exit_code")}
+                    failure = event
                 elif event.get("patient"):
                     waiting(event["text"])
         except SilenceError as error:
             failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
-        except MESSAGE_ERRORS as error:
-            failure = {"message": f"The worker sent a message that cannot be read ({type(error).__name__})."}
+        except MessageError as error:
+            failure = {"message": f"The worker sent a message that cannot be read ({error})."}
         finally:
             code = process.end()
         if failure is not None:
@@ -49,4 +51,4 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         if answer is None:
             last = last_line(log)
             raise PerfexpError(f"The worker ended with code {code}{f': {last}' if last else ''}.")
-        return answer
+        return dict(answer)

@@ -10,13 +10,53 @@ from typing import Any
 
 import msgspec
 
-from perfexp.records.record import Key
+from perfexp.host.process import MessageError
+from perfexp.records.record import Key, Point, Status
 
 
 def cut(text: str, most_bytes: int) -> str:
     """Return the beginning of a text that takes at most this many bytes in a message, quotes and escapes included."""
     ends = accumulate(len(json.dumps(letter)) - 2 for letter in text[:most_bytes])
     return text[: bisect_right(list(ends), most_bytes - 2)]
+
+
+class _Fields(msgspec.Struct):
+    """Fields of an event that are used, by all kinds."""
+
+    event: str
+    key: Key | None = None
+    status: Status = Status.OK
+    text: str = ""
+    message: str = ""
+    exit_code: int = 0
+    name: str = ""
+    answer: dict[str, Any] = {}
+    profile: dict[str, Any] = {}
+    training: Point | None = None
+
+
+#: Fields that events of a kind must have.
+_REQUIRED = {
+    "point": ("key",),
+    "done": ("key", "status"),
+    "block": ("text",),
+    "failed": ("message",),
+    "refused": ("message", "exit_code"),
+    "part": ("name", "answer"),
+    "memory": ("answer",),
+    "algorithms": ("answer",),
+}
+
+
+def check(event: dict[str, Any]) -> None:
+    """Raise `MessageError` for an event that lacks a field, or has one of another type."""
+    try:
+        fields = msgspec.convert(event, _Fields)
+    except msgspec.ValidationError as error:
+        raise MessageError(str(error)) from error
+    lacking = [name for name in _REQUIRED.get(fields.event, ()) if event.get(name) is None]
+    if lacking or (fields.training is not None and not fields.training.epochs):
+        raise MessageError(f"{fields.event} lacks {', '.join(lacking) or 'epochs'}")
 
 
 class Events:

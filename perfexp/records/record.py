@@ -24,6 +24,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
 _Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
 _CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
@@ -165,13 +166,11 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a series that no clock can have measured, in a file as in a worker; raises `ValueError`."""
+        """Refuse a series in another unit, or without samples; raises `ValueError`."""
         if self.unit != "seconds":
             raise ValueError(f"series {self.name} is in {self.unit!r}, not in seconds")
         if self.warmup >= len(self.samples):
             raise ValueError(f"series {self.name} has no sample after its warm-up")
-        if not self.name.startswith(("phase/", "ttfp/")) and min(self.samples) <= 0:
-            raise ValueError(f"series {self.name} has a call that took no time: the clock stands still")
         if self.blocks != sorted({*self.blocks}) or self.blocks[-1:] >= [len(self.samples)]:
             raise ValueError(f"series {self.name} has blocks that are not in order")
 
@@ -238,6 +237,46 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     estimated: bool = False
     low: _Value | None = None
     high: _Value | None = None
+
+
+class _LayerKey(msgspec.Struct):
+    which: str
+    path: str | None = None
+    operation: _Count | None = None
+
+
+class _Spread(msgspec.Struct):
+    mean: _Seconds
+    median: _Seconds
+    low: _Seconds | None
+    high: _Seconds | None
+
+
+class _Layer(msgspec.Struct):
+    key: _LayerKey | None
+    kind: str
+    seconds: _Spread
+    gap_seconds: _Spread
+    share: _Seconds
+    macs: _Work
+    flops: _Work
+    bytes_min: _Work
+    activation_bytes: _Work
+    parameters: _Work
+    arithmetic_intensity: _Value | None
+    flops_per_second: _Value | None
+    inputs: list[list[_Count]]
+    outputs: list[list[_Count]]
+    convolution: dict[str, bool | _Count | list[_Count] | None] | None
+    kernels: dict[str, _Value]
+
+
+class Layers(msgspec.Struct):
+    """What readers of `facts["layers"]` rely on, with the lines of `perfexp.layers.table`."""
+
+    method: str
+    call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
+    lines: list[_Layer]
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -399,9 +438,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
                 raise UserError(
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
-            return msgspec.json.decode(text, type=cls)
+            record = msgspec.json.decode(text, type=cls)
+            _check_layers(record.points)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
+        return record
 
     @classmethod
     def load(cls, path: Path) -> Record:
@@ -417,6 +458,13 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
 
 class _Version(msgspec.Struct):
     schema_version: _CountFromOne
+
+
+def _check_layers(points: Iterable[Any]) -> None:
+    """Raise `msgspec.ValidationError` for layers of another form than those that are measured."""
+    for point in points:
+        if "layers" in getattr(point, "facts", {}):
+            msgspec.convert(point.facts["layers"], Layers)
 
 
 def point_to_line(point: Point) -> bytes:
@@ -437,6 +485,7 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     *complete, rest = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
+        _check_layers(points)
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none

@@ -11,7 +11,7 @@ from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, read_points
-from perfexp.worker.results import append
+from perfexp.worker.results import append, begin
 from perfexp.worker.workbench import Workbench
 
 
@@ -23,7 +23,7 @@ def measure_cold_start(
     key = next(key for key in plan.first_prediction_keys(read_points(paths.points)) if key.replicate == replicate)
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
-    emit.point(key)
+    begin(key, emit)
     point, bench = Point(key=key, status=Status.OK), Workbench(plan, paths, emit)
     with bench.sharing_host(), bench.turn():
         _measure(bench, point, watch)

@@ -11,7 +11,7 @@ from perfexp.plan import config
 from perfexp.prediction import largest_batch
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Point, Status, missing, read_points, timed_key
+from perfexp.records.record import LARGEST, Key, Status, missing, read_points, timed_key
 from perfexp.worker import batch_trials, results
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):  # it may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-            emit.point(key)
+            results.begin(key, emit)
             # where a smaller point ran out of memory, this one would as well
             predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
             if guard is not None and predicted is None:
@@ -75,7 +75,7 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
     for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
-        emit.point(key)
+        results.begin(key, emit)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:
             point = dissect(procedure, key, timed, first=is_first)

@@ -423,7 +423,9 @@ def weights_that_are_downloaded(place):
 @case
 def data_sets_that_are_downloaded(place):
     for root in (place.outside / "made", place.run / "made", "made"):
-        yield from of(place, "data=cifar10", f"data.root={root}", "data.download=true", "input_size=32", drop=("input",))
+        yield from of(
+            place, "data=cifar10", f"data.root={root}", "data.download=true", "input_size=32", drop=("input",)
+        )
     assert not (place.run / "made").exists()
     assert not (place.cwd / "made").exists()
 
