@@ -23,9 +23,9 @@ SCHEMA_VERSION = 1
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
 _Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
-_CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
 class Status(StrEnum):
@@ -63,10 +63,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     phase: str
-    input_size: tuple[_CountFromOne, _CountFromOne]
-    batch_size: _Count
+    input_size: tuple[CountFromOne, CountFromOne]
+    batch_size: Count
     precision: str
-    replicate: _Count = 0
+    replicate: Count = 0
 
     @property
     def is_timed(self) -> bool:
@@ -160,9 +160,9 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     unit: str = "seconds"
     samples: list[_Seconds]
-    warmup: _Count = 0
-    blocks: list[_Count] = []
-    calls_per_sample: _CountFromOne = 1
+    warmup: Count = 0
+    blocks: list[Count] = []
+    calls_per_sample: CountFromOne = 1
     stop: Stop | None = None
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         metrics: custom metrics that were added during the epoch, its evaluation included; the last value of each.
     """
 
-    number: _CountFromOne
+    number: CountFromOne
     seconds: _Positive
     samples_per_second: _Value
     loss: _Value | None = None
@@ -242,7 +242,7 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class _LayerKey(msgspec.Struct):
     which: str
     path: str | None = None
-    operation: _Count | None = None
+    operation: Count | None = None
 
 
 class _Spread(msgspec.Struct):
@@ -265,9 +265,9 @@ class _Layer(msgspec.Struct):
     parameters: _Work
     arithmetic_intensity: _Value | None
     flops_per_second: _Value | None
-    inputs: list[list[_Count]]
-    outputs: list[list[_Count]]
-    convolution: dict[str, bool | _Count | list[_Count] | None] | None
+    inputs: list[list[Count]]
+    outputs: list[list[Count]]
+    convolution: dict[str, bool | Count | list[Count] | None] | None
     kernels: dict[str, _Value]
 
 
@@ -377,8 +377,8 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     uid: str
-    job: _Count
-    jobs: _Count | None = None
+    job: Count
+    jobs: Count | None = None
     axes: dict[str, str] = {}
     directory: str = ".."
     level: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -407,7 +407,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
         selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
     """
 
-    schema_version: _CountFromOne = SCHEMA_VERSION
+    schema_version: CountFromOne = SCHEMA_VERSION
     uid: str
     name: str
     perfexp_version: str
@@ -457,7 +457,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
 
 
 class _Version(msgspec.Struct):
-    schema_version: _CountFromOne
+    schema_version: CountFromOne
 
 
 def _check_layers(points: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records.record import SCHEMA_VERSION, Record, Status
+from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Status
 
 #: Axis of a sweep over numbers of devices.
 GPU_COUNT = "gpu.count"
@@ -22,7 +22,7 @@ _MOST_BYTES = 64 << 20
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One run in the summary of its sweep, numbered from 0; its folder is relative to that of the sweep."""
 
-    job: int
+    job: Count
     name: str
     directory: str
     status: Status
@@ -47,13 +47,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             store because a file names it.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: CountFromOne = SCHEMA_VERSION
     uid: str
     name: str
     started: str
     ended: str | None = None
     command: list[str] = []
-    jobs: int | None = None
+    jobs: Count | None = None
     children: list[SweepChild] = []
     store: str | None = None
 
