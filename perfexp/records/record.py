@@ -381,7 +381,7 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     jobs: Count | None = None
     axes: dict[str, str] = {}
     directory: str = ".."
-    level: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=True):
