@@ -32,7 +32,7 @@ from perfexp.orchestration.preparation import Assignment, holds_other_plan, refu
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.tables import json_results
@@ -230,11 +230,13 @@ class _Application:
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan, name))
-            refuse_links(*((folder, folder.parent) if plan.output_dir is None else ()))
+            for own in (folder, folder.parent) if plan.output_dir is None else ():
+                refuse_link(own)
             return Assignment(plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites)
         number, axes = self._place(sweep_run)
         folder = self._free(plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes))
-        refuse_links(folder, *((folder.parent,) if plan.stage else ()))
+        for own in (folder, folder.parent) if plan.stage else (folder,):
+            refuse_link(own)
         return Assignment(
             plan=plan,
             plain=plain,
@@ -297,13 +299,6 @@ class _Application:
             )
         if self.sweep_run is not None and assignment.sweep is not None:
             self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
-
-
-def refuse_links(*folders: Path) -> None:
-    """Raise UserError for links that the user did not name: another user's folder may hold the results."""
-    for folder in folders:
-        if folder.is_symlink():
-            raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")
 
 
 def _overrides(settings: HydraConf) -> list[str]:

@@ -134,3 +134,17 @@ def test_a_worker_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path)
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout + done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o022])
+def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
+    paths = RunPaths(tmp_path / "x")
+    before = os.umask(umask)
+    try:
+        paths.create()
+        write_atomically(paths.record, b"{}")
+        write_atomically(paths.plan, lambda file: file.write(b"{}"))
+        append_line(paths.points, b"{}\n")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in paths.root.iterdir()} == {0o666 & ~umask}

@@ -1,10 +1,16 @@
 """Values, lists and sweeps beyond any sense: a plan or one line with code 2, before anything is expanded."""
 
+import cProfile
+import io
 import json
+import pstats
+from contextlib import redirect_stderr, redirect_stdout
 
+import numpy as np
 import pytest
 import yaml
 
+from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
 from perfexp.errors import UserError
@@ -239,3 +245,22 @@ def test_a_stored_sweep_of_too_many_runs_is_not_listed(tmp_path, capsys):
 def test_a_stored_sweep_of_too_many_overrides_is_refused_before_they_are_told_apart(command, params):
     with pytest.raises(UserError, match="the stored command has"):
         jobs_of(command, params)
+
+
+@pytest.mark.parametrize("command", [["show"], ["compare"], ["check", "--against"]])
+def test_four_times_the_sizes_take_about_four_times_the_calls(tmp_path, monkeypatch, command):
+    """Calls of each function are counted: a search for each size takes sixteen times as many."""
+    monkeypatch.chdir(tmp_path)
+    counts = []
+    for sizes in (40, 160):
+        for number, name in enumerate(("a", "b")):
+            made = record(name, [[float(size)] for size in range(1, sizes + 1)], np.random.default_rng(number))
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "record.json").write_bytes(made.to_json())
+        profile = cProfile.Profile()
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            profile.runcall(commands.run, [command[0], "a", *command[1:], *(["b"] if command != ["show"] else [])])
+        functions = pstats.Stats(profile).stats.items()
+        counts.append({place: calls for place, (calls, *_) in functions if "perfexp" in place[0]})
+    few, many = counts
+    assert {place: calls for place, calls in many.items() if calls > 1000 and calls > 6 * few.get(place, calls)} == {}

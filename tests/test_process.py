@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from perfexp.errors import UserError
-from perfexp.host.process import SilenceError, WorkerProcess
+from perfexp.host.process import MessageError, SilenceError, WorkerProcess
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -90,3 +90,16 @@ def test_the_descriptors_of_a_worker_are_given_back(tmp_path):
         assert list(process.events(60)) == []
         process.end()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["junk", "5", "[]", "{}", '{"event": 3}', '{"event": "a", "patient": 1}', '{"event": "a', "[" * 99999, '"\\ud800"'],
+)
+def test_what_is_not_an_event_is_an_error(tmp_path, text):
+    process = worker(tmp_path, f"tell(event='a'); os.write(fd, {text!r}.encode() + b'\\n'); time.sleep(600)")
+    events = process.events(60)
+    assert next(events)["event"] == "a"
+    with pytest.raises(MessageError):
+        next(events)
+    process.end()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from perfexp.errors import UserError
 from perfexp.records.paths import RunPaths
 
 FILES = {"points.jsonl": b"1\n", "record.json": b"{}", "checkpoints/net_images_best.pt": b"w"}
@@ -101,6 +102,28 @@ def test_a_manifest_names_no_other_folder(folder, name):
     assert found(folder) == FILES
 
 
+def test_only_results_come_back_and_not_through_a_link(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "home").symlink_to(tmp_path / "elsewhere")
+    aside = folder / ".replaced-01234567"
+    (aside / "home").mkdir(parents=True)
+    (aside / "home" / "net_images_best.pt").write_text("evil")
+    (aside / "mine.txt").write_text("evil")
+    paths = RunPaths(folder)
+    paths._write({**paths._manifest(), "replaced": aside.name})
+    paths.recover_results()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert (folder / "mine.txt").read_text() == "a foreign file"
+    assert not aside.exists()
+
+
+def test_checkpoints_that_are_a_link_are_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "checkpoints").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="checkpoints is a link"):
+        RunPaths(tmp_path / "x").create()
+
+
 def test_a_link_is_not_followed(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "record.json").write_text("not ours")
@@ -108,6 +131,7 @@ def test_a_link_is_not_followed(folder, tmp_path):
         (folder / f".{kind}-01234567").symlink_to(tmp_path / "elsewhere")
     paths = RunPaths(folder)
     paths._write({**paths._manifest(), "replaced": ".replaced-01234567"})
-    paths.recover_results()
+    with pytest.raises(UserError, match=r"replaced-01234567 is a link"):
+        paths.recover_results()
     assert found(folder) == FILES
     assert (tmp_path / "elsewhere" / "record.json").read_text() == "not ours"

@@ -1,11 +1,15 @@
 """What a stored command may choose without being typed again."""
 
+from dataclasses import fields
+
 import pytest
 
 from perfexp.cli import stored_command
+from perfexp.cli.composition import compose
 from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
+from perfexp.plan import schema
 
 WORDS = ["resume=given"]
 
@@ -22,12 +26,13 @@ def offer():
         *("seed=3", "seed=range(1,2000000000)", "input_size=[224,512x1024]", "percentiles=[50]", "ttfp=false"),
         *("stopping.measure=6", "execution.threads=4", "execution.ddp.bucket_cap_mb=3", "probes.layers=true"),
         *("mode.train.optimizer.lr=0.1", "model.faults.oom=1", "gpu.match='H100 PCIe'", "profiler.trace=[cuda,nvtx]"),
-        *("data.root='/data/a b'", "model.weights=folder/a.pth", "model.weights_dir=../weights"),
+        *("data.download=false", "data.download=null", "model.weights=null", "mode.train.resume_from=null"),
+        *("mode.train.save_every=1", "mode.train.ema=0.99", "mode.train.log_every=5", "+mode.train.decay_factor=0.1"),
         *("algorithm.layers={conv1:fft,layer1.0.conv1:gemm}", "algorithm.layers.conv1=fft"),
         *("model.config=fast_scnn_8xb4-160k_cityscapes-512x1024", "+gpu.count=2", "precision=fp32,bf16"),
     ],
 )
-def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
+def test_options_and_plain_values_are_repeated(offer, text):
     stored_command.check([text], offer, WORDS)
 
 
@@ -42,6 +47,9 @@ def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
         *("model._target_=os.system", "mode.train._target_=x", "seed=${oc.env:HOME}", "model.name=${seed}"),
         *("model.name=../x", "model.name=/x", "model.name=-x", "model.name=a/b", "model.name=a..b", "seed={a:b/c}"),
         *("algorithm.layers={conv1:../x}", "algorithm.layers={../x:fft}", "data.root=[a,b]", "resume=x", "hydra.x=1"),
+        *("data.root='/data/a b'", "data.root=folder", "data.download=true", "data.download=false,true"),
+        *("model.weights=folder/a.pth", "model.weights=DEFAULT", "model.weights_dir=../weights", "mode.ema=0.99"),
+        *("mode.train.resume_from=a.pt", "mode.train.resume_from='/a b.pt'"),
         *("~model", "~model.name", "a=b=c", "[[[", "", "model", "'model'=resnet18", "model=resnet18\nseed=1"),
     ],
 )
@@ -67,3 +75,37 @@ def test_code_that_no_file_names_is_refused(offer):
     stored_command.check_targets({"stopping": {"_target_": "perfexp.stopping.Fixed"}}, offer)
     with pytest.raises(UserError, match="shutil"):
         stored_command.check_targets({"probe": {"x": [{"_target_": "shutil.rmtree"}]}}, offer)
+
+
+def test_all_that_must_be_typed_is_named_at_once(offer):
+    with pytest.raises(UserError) as error:
+        stored_command.check(["data.root=/any", "seed=1", "data.download=true"], offer, WORDS)
+    assert str(error.value).endswith("type it again: perfexp resume=given data.root=/any data.download=true")
+
+
+def leaves(node, prefix):
+    """Keys and values of a composed plan, as on a command line."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        elif key != "_target_" and isinstance(value, (bool, int, float, str)):
+            yield f"{prefix}{key}", value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["mode=train_inference"], ["mode=train", "data=synthetic_epoch", "epochs=2", "sweep=sizes"]),
+        *(["stopping=publish", "sweep=batch"], ["stopping=normal", "execution.threads=1"]),
+    ],
+)
+def test_every_setting_of_ones_own_run_is_repeated(offer, options):
+    sections = ("mode", "stopping", "sweep", "algorithm", "execution", "probes", "precision", "data")
+    plain = compose(["model=fake", "gpu=fake", "tracking=none", *options])
+    found = [text for section in sections for text in leaves(plain[section], f"{section}.")]
+    of_train = {
+        key.name for *place, node in schema.settings() for key in fields(node) if place == ["schema/mode", "train"]
+    }
+    found += [(f"mode.train.{key}", 1) for key in of_train - {"_target_", "resume_from", "optimizer"}]
+    assert len(found) > 20
+    stored_command.check([f"{key}={value}".lower() for key, value in found], offer, WORDS)

@@ -145,13 +145,6 @@ def test_another_workspace_and_other_kernels_are_evidence_for_an_odd_size(make_r
     assert message.endswith("it launches kernels that its neighbors do not: fft_tile")
 
 
-@pytest.mark.parametrize("facts", [None, [], {"lines": 5}, {"lines": [3]}, {"lines": [{"kernels": ["a"]}]}])
-def test_layers_that_perfexp_did_not_write_are_no_evidence(make_record, facts):
-    points = [point(1e-3 * ms, size, kind="device") for size, ms in H100.items()]
-    points.append(Point(key=layers_key(points[4].key), status=Status.OK, facts={"layers": facts}))
-    assert list(unexpected(summary.rows(make_record(points=points)))) == ["200"]
-
-
 def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_named(make_record):
     seconds = {1: 0.010, 8: 0.020, 32: 0.060, 64: 0.160}  # 100, 400, 533 and 400 samples/s
     rows = summary.rows(make_record(points=[point(value, batch=batch) for batch, value in seconds.items()]))

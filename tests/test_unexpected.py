@@ -58,7 +58,7 @@ def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(cache, monkeyp
 
 def test_in_a_command_likewise(cache, monkeypatch, capsys):
     monkeypatch.setattr("perfexp.diagnosis.environment.collect", fail)
-    assert commands.run(["env"]) == 1
+    assert commands.run(["env"]) == 2
     [file] = cache.iterdir()
     assert line_of(capsys).endswith(str(file))
 

@@ -94,6 +94,6 @@ def _refuse_flags(command: Sequence[str], typed: Sequence[str], words: Sequence[
         key, _, value = text.partition("=")
         if key in CONFIG_DIR and not flag_values(typed, *CONFIG_DIR):
             why = f"it was started with {text}, whose files choose code"
-            raise stored_command.refusal(why, f"--config-dir={value}", words)
+            raise stored_command.refusal(why, [f"--config-dir={value}"], words)
         if re.fullmatch(r"hydra([./].*)?", key_of(text)) and key_of(text) not in map(key_of, typed):
-            raise stored_command.refusal(f"{text!r} is not accepted from a file", text, words)
+            raise stored_command.refusal(f"{text!r} is not accepted from a file", [text], words)

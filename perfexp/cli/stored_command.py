@@ -1,7 +1,7 @@
 """Stored commands: the command in a folder is data, and chooses among what conf/ and the command line offer.
 
-A stored command may set options, plain values of existing keys, and paths of data and weights. Everything else (paths
-of code, tools and caches, nested settings, keys that no file contains) must be typed again.
+A stored command may set options and plain values of existing keys. Everything else (paths of code, data, weights,
+tools and caches, downloads, nested settings, keys that no file contains) must be typed again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 #: A value that refers to nothing outside: a number, a size, an option of a library.
 _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 #: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
-_CONFIG, _WEIGHTS = "model.config", "model.weights"
-#: Keys with paths of data, and keys with code or places to write, which must be typed.
-_PATHS = {_WEIGHTS, "model.weights_dir", "data.root"}
-_TYPED = {"profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir"}
+_CONFIG = "model.config"
+#: Keys with code, or with what is read, written or downloaded outside the run's folder, which must be typed.
+_TYPED = {
+    *("profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir", "data.root", "data.download"),
+    *("model.weights", "model.weights_dir", "mode.train.resume_from"),
+}
 #: Mappings of plain names to plain values: layers to algorithms, and the script of a fake device.
 _MAPPINGS = ("algorithm.layers.", "gpu.script.", "tracking.tags.")
 _PLAIN = (bool, int, float, str, NoneType)
@@ -80,18 +82,15 @@ class Offer:
 def check(command: Sequence[str], offer: Offer, words: Sequence[str]) -> None:
     """Raise UserError for an override that a stored command may not set; `words` are those that name its folder."""
     refuse_length(command)
-    for text in command:
-        try:
-            overrides = parsed([text])
-        except (*FOREIGN_ERRORS, ValueError):
-            overrides = []
-        if len(overrides) != 1 or not _is_offered(overrides[0], text, offer):
-            raise refusal(f"its command sets {text!r}, which a file may not choose", text, words)
+    refused = [text for text in command if not _may_be_stored(text, offer)]
+    if refused:
+        listed = ", ".join(map(repr, refused))
+        raise refusal(f"its command sets {listed}, which a file may not choose", refused, words)
 
 
-def refusal(why: str, text: str, words: Sequence[str]) -> UserError:
-    """The error for an argument of a stored command that the user has to type."""
-    again = shlex.join(["perfexp", *words, text])
+def refusal(why: str, texts: Sequence[str], words: Sequence[str]) -> UserError:
+    """The error for arguments of a stored command that the user has to type."""
+    again = shlex.join(["perfexp", *words, *texts])
     return UserError(f"{' '.join(words)}: {why}. If you trust it, type it again: {again}")
 
 
@@ -99,6 +98,14 @@ def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
     """Raise UserError for a plan of a stored command with code that no file offers."""
     if unknown := {target for _, target in config.targets(plain)} - offer.targets:
         raise UserError(f"The stored command chooses code that no configuration file offers: {sorted(unknown)}.")
+
+
+def _may_be_stored(text: str, offer: Offer) -> bool:
+    try:
+        [override] = parsed([text])
+    except (*FOREIGN_ERRORS, ValueError):
+        return False
+    return _is_offered(override, text, offer)
 
 
 def _is_offered(override: Any, text: str, offer: Offer) -> bool:
@@ -111,13 +118,11 @@ def _is_offered(override: Any, text: str, offer: Offer) -> bool:
     if key in offer.options:
         own = key == "model" and torchvision_names.is_name
         return all(value is None or str(value) in offer.options[key] or (own and own(str(value))) for value in values)
-    if key == _WEIGHTS:  # any other text names a download
-        return all(value is None or str(value).endswith((".pth", ".pt")) for value in values)
-    if key in _PATHS:
-        return all(isinstance(value, str | NoneType) for value in values)
     if key == _CONFIG:
         return all(mmseg_names.is_own(str(value)) for value in values)
-    is_free = key in offer.keys - _TYPED or f"{key}.".startswith(_MAPPINGS)
+    if key in _TYPED:
+        return all(value in (None, False) for value in values)
+    is_free = key in offer.keys or f"{key}.".startswith(_MAPPINGS)
     return is_free and all(map(_is_plain, values))
 
 
@@ -134,7 +139,8 @@ def _is_plain(value: Any) -> bool:
 def _schemas() -> Iterator[tuple[str, type]]:
     yield "", plan_fields.PlanSchema
     for group, name, node in schema.settings():
-        yield f"{group.partition('/')[2] or name}.", node
+        place = group.partition("/")[2] or name
+        yield f"{place}.{name}." if place == "mode" else f"{place}.", node  # a mode's settings are those of its phases
 
 
 def _plain_fields(node: type, prefix: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from perfexp.commands.app import app, echo
-from perfexp.errors import PerfexpError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
@@ -34,7 +34,6 @@ def run(argv: Sequence[str]) -> int:
         echo(f"error: {error}", err=True)
         return error.exit_code
     except Exception as error:
-        failure = crash_report.failure(error)
-        echo(f"error: {failure}", err=True)
-        return failure.exit_code
+        echo(f"error: {crash_report.failure(error)}", err=True)
+        return UserError.exit_code  # 1 is an answer: a regression, a difference
     return 0

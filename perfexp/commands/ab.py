@@ -23,13 +23,12 @@ from perfexp.comparison.judging import Settings
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.host import interrupts
-from perfexp.main import refuse_links
 from perfexp.orchestration.ab_run import AbRun
 from perfexp.orchestration.preparation import Assignment, with_processes
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import key_of
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.reports.console import Console
 from perfexp.statistics import sequential
 
@@ -160,7 +159,7 @@ def _assignments(
         typed = {key_of(text): text.partition("=")[2] for text in own}
         axes = {key: typed.get(key, _value(plain, key)) for key in sweep_run.axes}
         folder = naming.child_folder(None, sweep_run.paths.root, number, axes)
-        refuse_links(folder)
+        refuse_link(folder)
         every.append((plain, axes, folder))
     processes = max(1, *(_processes(folder) for _, _, folder in every))
     assignments = []

@@ -82,7 +82,7 @@ def check(
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
-        raise
+        raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = list(_failed(compared, reasons))
     unknown = [] if failed else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
     word = "failed" if failed else "not decided" if unknown else "passed"

@@ -202,11 +202,9 @@ def is_sweep(folder: Path) -> bool:
 
 def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     """The runs of a sweep with their folders and records; raises `UserError` if none has a record."""
-    children = sorted(folders.run_folders(Sweep.load(folder), folder), key=lambda one: one[0].job)
-    runs = [
-        (child, place, None if place.is_symlink() or not (place / RECORD).exists() else Record.load(place))
-        for child, place in children
-    ]
+    sweep = Sweep.load(folder)
+    children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
+    runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
     if not any(record for _, _, record in runs):
         raise UserError(f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}.")
     return runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,7 +15,7 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.records.diagnostics import Severity
 from perfexp.records.processes import comparable
-from perfexp.records.record import Key, Point, Record, without_replicate
+from perfexp.records.record import Point, Record
 from perfexp.summaries.subject import one_line, plain_fp32, with_plain_fp32
 from perfexp.summaries.wording import METER_ACCURACY
 
@@ -179,13 +179,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
 
 
 def point_differences(
-    baseline: tuple[Record, Key], other: tuple[Record, Key], allowed: Collection[str] = ()
+    baseline: tuple[Record, Sequence[Point]], other: tuple[Record, Sequence[Point]], allowed: Collection[str] = ()
 ) -> list[Difference]:
     """Return the confounders of a pair of points: methods of `device` and rates, meters, diagnostics of `error`."""
-    sides = [
-        (record, [point for point in record.points if without_replicate(point.key) == key])
-        for record, key in (baseline, other)
-    ]
+    sides = (baseline, other)
     before, after = (points[0].facts.get("device_method") for _, points in sides)
     found = []
     if None not in (before, after) and before != after:
@@ -207,7 +204,7 @@ def point_differences(
     return found
 
 
-def _rate_method(record: Record, points: list[Point]) -> str | None:
+def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
     """How the rate of a point was timed; None without one, and on a CPU, where `latency` is the pipelined loop, too."""
     if fact_at(record.environment, "device.kind") == "cpu":
         return None
@@ -215,7 +212,7 @@ def _rate_method(record: Record, points: list[Point]) -> str | None:
     return next((text for name, text in methods.items() if comparable(points, name)), None)
 
 
-def _within_meters(*sides: list[Point]) -> bool:
+def _within_meters(*sides: Sequence[Point]) -> bool:
     """Whether energies differ by no more than the errors of two meters, as far as these are known."""
     energies, accuracies = (
         [next((one.value for point in points if (one := point.metric(name)) and one.value), None) for points in sides]
@@ -241,7 +238,7 @@ def _confounder(
     )
 
 
-def _errors(record: Record, points: list[Point]) -> dict[str, str]:
+def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
     """Messages of the diagnostics of severity `error` by code."""
     raised = (*record.doubts, *(item for point in points for item in point.doubts))
     return {item.code: one_line(item.message) for item in raised if item.severity is Severity.ERROR}

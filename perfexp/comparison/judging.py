@@ -198,7 +198,7 @@ class _Differences:
         place = id(one.record), id(two.record)
         if place not in self._known:
             self._known[place] = comparability.differences(one.record, two.record, self._allowed)
-        of_points = comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed)
+        of_points = comparability.point_differences((one.record, one.points), (two.record, two.points), self._allowed)
         return [*self._known[place], *of_points]
 
     def of_all(self, matching: Matching) -> tuple[Difference, ...]:

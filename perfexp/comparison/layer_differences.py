@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from perfexp.comparison.document import LayerDifference
 from perfexp.comparison.pairing import Measurement
 from perfexp.records.layer_lines import DISAGREES, gap_of, name_of, pass_of, seconds_of
-from perfexp.records.record import Point, layers_key
+from perfexp.records.record import Point
 from perfexp.roofline.kernel_names import short
 
 
@@ -21,7 +21,7 @@ class _Place:
 
 def of_pair(side: str, point: str, baseline: Measurement, other: Measurement) -> list[LayerDifference]:
     """The layers of a pair, the largest contribution first; none unless both sides have layers."""
-    profiled = [_profiled(one) for one in (baseline, other)]
+    profiled = [baseline.profiled, other.profiled]
     before, after = map(_places, profiled)
     if not (before and after):
         return []
@@ -43,12 +43,6 @@ def of_pair(side: str, point: str, baseline: Measurement, other: Measurement) ->
         for layer, which in dict.fromkeys((*before, *after))
     ]
     return sorted(found, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
-
-
-def _profiled(one: Measurement) -> Point | None:
-    """The point with the layers of a measurement, those of its first process."""
-    key = layers_key(one.key)
-    return next((point for point in one.record.points if point.key == key), None)
 
 
 def _places(point: Point | None) -> dict[tuple[str, str], _Place]:

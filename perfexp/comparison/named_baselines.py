@@ -12,6 +12,7 @@ from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.host.cache import home
 from perfexp.host.files import safe_name, write_atomically
+from perfexp.records.paths import refuse_link
 from perfexp.records.record import Record
 
 _RECORD = "record.json"
@@ -37,7 +38,9 @@ def machine_of(records: Sequence[Record]) -> str:
 def find(folder: Path, name: str | None = None) -> list[Path]:
     """Return the folders of the baselines, or of those with a name, machine by machine."""
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    return [place for place in sorted(folder.glob(pattern)) if place.name[0] != "." and _files(place)]
+    places = [place for place in sorted(folder.glob(pattern)) if place.name[0] != "."]
+    is_linked = {place: place.is_symlink() or place.parent.is_symlink() for place in places}
+    return [place for place in places if not is_linked[place] and any(place.glob(f"*/{_RECORD}"))]
 
 
 def read(place: Path) -> list[Record]:
@@ -70,6 +73,7 @@ def _replace(place: Path, new: Path) -> None:
     """Move a new baseline into place; an earlier one stays aside until then."""
     aside = place.with_name(f".{place.name}.old")
     if place.exists():
+        _files(place)  # refuses links before anything is moved
         remove(aside)
         place.rename(aside)
     try:
@@ -91,10 +95,10 @@ def remove(place: Path) -> None:
 
 
 def _files(place: Path) -> list[Path]:
-    """The records of a baseline in their order; a linked folder has none."""
-    if place.is_symlink() or place.parent.is_symlink():
-        return []
+    """The records of a baseline in their order; raises `UserError` for a folder that is a link."""
     files = [file for file in place.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
+    for folder in (place.parent, place, *(file.parent for file in files)):
+        refuse_link(folder)
     return sorted(files, key=lambda file: int(file.parent.name))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
-from perfexp.records.record import Key, Record, Status, without_replicate
+from perfexp.records.record import Key, Point, Record, Status, layers_key, without_replicate
 from perfexp.summaries.subject import field_text, subject
 
 #: Fields of a key that always have to agree, and what else identifies a measurement.
@@ -27,6 +27,8 @@ class Measurement:
     """A timed point of one side.
 
     Attributes:
+        points: the point in each process that measured it.
+        profiled: the point with its layers, those of the first process.
         features: properties of its run by name: model, algorithm, …, and the other axes of its sweep.
     """
 
@@ -34,6 +36,8 @@ class Measurement:
     key: Key
     status: Status
     features: dict[str, str]
+    points: Sequence[Point]
+    profiled: Point | None
 
     def place(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Its identity by the fields that have to agree and by some features."""
@@ -148,8 +152,11 @@ def _measurements(record: Record) -> Iterable[Measurement]:
     others = {
         name: value for name, value in axes.items() if name not in POINT_AXES and name.split(".")[0] not in _COVERED
     }
+    points: dict[Key, list[Point]] = {}  # a search for each point would take the square of their number
     for point in record.points:
-        if point.key.is_timed and point.key == without_replicate(point.key):
+        points.setdefault(without_replicate(point.key), []).append(point)
+    for point in record.points:
+        if point.key.is_timed and not point.key.replicate:
             texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
             features = dict(zip(FEATURES, texts, strict=True)) | others
             counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
@@ -158,6 +165,8 @@ def _measurements(record: Record) -> Iterable[Measurement]:
                 key=point.key,
                 status=point.status,
                 features=features | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
+                points=points[point.key],
+                profiled=next((one for one in points.get(layers_key(point.key), ()) if not one.key.replicate), None),
             )
 
 

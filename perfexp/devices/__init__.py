@@ -11,6 +11,9 @@ from perfexp.meters import Found, none_because
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
+#: The clock before any code of the user's was imported, which may replace the module's.
+_CLOCK = time.perf_counter_ns
+
 
 class Cache(StrEnum):
     """Contents of the device's caches before a call: those of the previous call, nothing, or other inputs."""
@@ -79,7 +82,7 @@ class Device(Protocol):
 
     def now_ns(self) -> int:
         """The host's monotonic clock, nanoseconds."""
-        return time.perf_counter_ns()
+        return _CLOCK()
 
     def synchronize(self) -> None:
         """Wait until everything in the queue is done."""

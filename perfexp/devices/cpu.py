@@ -51,7 +51,7 @@ class CpuDevice(Device):
 
     def record(self, event: Event) -> None:
         assert isinstance(event, _Stamp)
-        event.nanoseconds = time.perf_counter_ns()
+        event.nanoseconds = self.now_ns()
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
         assert isinstance(start, _Stamp) and isinstance(end, _Stamp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -18,17 +18,16 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
     Large content is a function that writes it to an open file.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    with temporary.open("xb") as file:  # who may read it is up to the umask
+        try:
             content(file) if callable(content) else file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def refuse_deleted_cwd() -> None:

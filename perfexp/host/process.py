@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from perfexp.errors import PerfexpError, UserError
@@ -26,6 +27,8 @@ from perfexp.host.installation import is_here_on_path
 _GRACE_SECONDS = 5.0
 #: Limit on the end of a worker after its last event.
 _EXIT_SECONDS = 60.0
+#: Longest message of a worker; epochs and profiles are a few kilobytes.
+_MOST_BYTES = 64 << 20
 #: Poll interval on systems without pidfd_open.
 _LOOK_SECONDS = 1.0
 
@@ -44,6 +47,18 @@ def python_command(module: str, *arguments: str) -> list[str]:
     hold a torch.py.
     """
     return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]
+
+
+class _Shape(msgspec.Struct):
+    """What all events have in common; each kind has more fields."""
+
+    event: str
+    patient: bool = False
+    text: str = ""
+
+
+class MessageError(Exception):
+    """A worker sent something else than an event: measured code may write into any pipe."""
 
 
 class SilenceError(Exception):
@@ -103,13 +118,20 @@ class WorkerProcess:
 
         Raises:
             SilenceError: it sent no event for longer than that.
+            MessageError: it sent something else.
             KeyboardInterrupt: a held interrupt came.
         """
         limit, finished, rest = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
             *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MOST_BYTES:
+                raise MessageError("a message without an end")
             for line in lines:
-                event = json.loads(line)
+                try:
+                    msgspec.json.decode(line, type=_Shape)
+                    event = json.loads(line)
+                except untrusted.DECODING_ERRORS as error:
+                    raise MessageError(str(error)) from error
                 limit = None if event.get("patient") else silence_seconds
                 if finished := event["event"] == "finished":
                     limit = _EXIT_SECONDS

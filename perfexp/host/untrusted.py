@@ -39,7 +39,7 @@ def open_regular(path: Path, flags: int) -> int:
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         _refuse_irregular(path, os.fstat(descriptor).st_mode)
     except OSError:

@@ -12,7 +12,8 @@ from typing import Any
 
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError
-from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MessageError, SilenceError, WorkerProcess, worker_command
+from perfexp.records import messages
 
 #: Limit for one part: a first import of torch from a slow disk takes a minute.
 _SILENCE_SECONDS = 180.0
@@ -100,14 +101,15 @@ def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: d
     during, failure, finished = None, None, False
     try:
         for event in process.events(silence_seconds):
+            messages.check(event)
             if event["event"] == "block":
-                during = str(event["text"])
+                during = event["text"]
             elif event["event"] == "part":
-                report["parts"][str(event["name"])] = dict(event["answer"])
+                report["parts"][event["name"]] = event["answer"]
             finished = event["event"] == "finished"
     except SilenceError:
         failure = f"sent nothing for {silence_seconds:g} s and was terminated"
-    except (ValueError, KeyError, TypeError, AttributeError):  # other JSON, or none
+    except MessageError:
         failure = "sent a message that cannot be read"
     finally:
         code = process.end()

@@ -16,10 +16,11 @@ import msgspec
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.host.process import Event, SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import Event, MessageError, SilenceError, WorkerProcess, worker_command
 from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
+from perfexp.records import messages
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import (
     Key,
@@ -268,6 +269,7 @@ def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlie
 
     def listen(event: Event) -> None:
         reported.update(event.get("profile") or {})
+        Status(reported.get("status", Status.OK))
         job.listener(event)
 
     began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
@@ -304,9 +306,10 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
-    refusal, failure, silence = None, None, None
+    refusal, failure, silence, garbled = None, None, None, None
     try:
         for event in process.events(job.timeout_seconds):
+            messages.check(event)
             if event["event"] == "point":
                 current = msgspec.convert(event["key"], Key)
             elif event["event"] == "done":
@@ -318,6 +321,9 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             job.listener(event)
     except SilenceError as error:
         silence = error
+    except MessageError as error:
+        text = f"the worker sent a message that cannot be read ({error}) and was terminated"
+        garbled = _Ending(Status.FAILED, text, current)
     finally:
         code = process.end()
     if refusal is not None:
@@ -332,6 +338,8 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     if silence is not None and not silence.finished:
         text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
         return _Ending(Status.TIMEOUT, text, current)
+    if garbled is not None:
+        return garbled
     return _death(code, current, failure)
 
 
@@ -342,7 +350,7 @@ def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
         return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
     if failure is not None:
         status = Status(failure.get("status", Status.FAILED))
-        return _Ending(status, str(failure["message"]), current, hopeless=status is not Status.KILLED)
+        return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
     return _Ending(Status.FAILED, f"{ended}; see run.log", current)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import MessageError, SilenceError, WorkerProcess, worker_command
 from perfexp.orchestration.capabilities import last_line
 from perfexp.plan import config, plan_file
+from perfexp.records import messages
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         answer, failure = None, None
         try:
             for event in process.events(plain["timeout_seconds"]):
+                messages.check(event)
                 if event["event"] == what:
                     answer = event["answer"]
                 elif event["event"] in ("refused", "failed"):
@@ -40,6 +42,8 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
                     waiting(event["text"])
         except SilenceError as error:
             failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
+        except MessageError as error:
+            failure = {"message": f"The worker sent a message that cannot be read ({error})."}
         finally:
             code = process.end()
         if failure is not None:

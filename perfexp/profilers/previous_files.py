@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from perfexp.profilers import refuse_to_overwrite
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, is_artifact
 
 #: Prefix of the names of files that are moved aside, in the same folder.
 _ASIDE = ".before-"
@@ -60,9 +60,9 @@ class Earlier:
 def recover(paths: RunPaths) -> None:
     """Restore files that a killed pass had moved aside; no other process may profile into this folder."""
     for name in paths.claimed():
-        aside = paths.root / name
-        if name.startswith(_ASIDE) and Path(name).name == name and (aside.is_file() or aside.is_symlink()):
-            aside.replace(paths.root / name.removeprefix(_ASIDE))
+        aside, before = paths.root / name, name.removeprefix(_ASIDE)
+        if name.startswith(_ASIDE) and is_artifact(before) and (aside.is_file() or aside.is_symlink()):
+            aside.replace(paths.root / before)
 
 
 def _aside(path: Path) -> Path:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfexp.errors import UserError
+from perfexp.host.process import MessageError
 from perfexp.ranks.meeting import pipe
+from perfexp.records import messages
 from perfexp.records.messages import Events
 
 #: Exit codes of the first rank where another rank has ended, or where the recorded error of a point left the ranks out
@@ -162,8 +164,10 @@ class Relay:
             for line in file:
                 if line == _END:
                     return
-                with suppress(ValueError):  # a rank was terminated while it wrote
-                    self._take(json.loads(line))
+                with suppress(ValueError, RecursionError, MessageError):  # a rank was terminated while it wrote
+                    event = json.loads(line)
+                    messages.check(event)
+                    self._take(event)
 
 
 def refuse_busy(port: int, host: str = "127.0.0.1") -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -35,16 +36,6 @@ _WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
 _LONGEST_NAME = 72
 #: Metric of the peak memory.
 _PEAK_MEMORY = "memory/peak_bytes"
-
-
-class _Line(msgspec.Struct):
-    kernels: dict[str, float] = {}
-
-
-class _Layers(msgspec.Struct):
-    """The facts of layers that are read here."""
-
-    lines: list[_Line] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +126,8 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
     """The kernels of a call, in the order of execution, by the timed point whose layers were profiled."""
     kernels: dict[Key, list[str]] = {}
     for point in (point for point in record.points if is_layers(point.key)):
-        try:
-            lines = msgspec.convert(point.facts.get("layers"), _Layers).lines
-        except msgspec.ValidationError:  # a record is data, and may hold anything there
-            continue
-        names = dict.fromkeys(name for line in lines for name in line.kernels)
+        lines = point.facts.get("layers", {}).get("lines", ())
+        names = dict.fromkeys(name for line in lines for name in line["kernels"])
         kernels[without_replicate(timed_key(point.key))] = list(names)
     return kernels
 
@@ -149,8 +137,11 @@ def judge(known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> dict[Ke
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
     odd = odd_sizes(known)
     for group in _over_sizes(known):
+        usual = [row for row in group if row.key not in odd]
+        pixels = [row.key.pixels for row in usual]
         for row in (row for row in group if row.key in odd):
-            beside = _neighbors(row, [other for other in group if other.key not in odd])
+            below, above = bisect_left(pixels, row.key.pixels), bisect_right(pixels, row.key.pixels)
+            beside = [*usual[below - 1 : below], *usual[above : above + 1]]  # the next sizes, as far as they exist
             again = f"measured by {row.processes} processes" if row.processes > 1 else ""
             texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
             seen = [text for text in texts if text]
@@ -171,40 +162,34 @@ def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> b
 
 def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
     """The fewest rows without which no larger size takes less time: the one in most falls first, then the slower."""
-    medians = [_median(row).value for row in group]
-    against: dict[int, set[int]] = {index: set() for index in range(len(group))}
-    for smaller, larger in combinations(range(len(group)), 2):
-        if _falls(group[smaller], group[larger]):
-            against[smaller].add(larger)
-            against[larger].add(smaller)
+    medians = np.array([_median(row).value for row in group])
+    falls = _falls(group, medians)
+    against = falls | falls.T
+    counts = against.sum(axis=0)
     found: dict[Key, Odd] = {}
-    while against:
-        odd = max(against, key=lambda index: (len(against[index]), medians[index]))
-        others = against.pop(odd)
-        if not others:
-            break
-        for index in others:
-            against[index].discard(odd)
-        row, other = group[odd], group[min(others, key=lambda index: abs(index - odd))]
+    while counts.any():
+        most = np.flatnonzero(counts == counts.max())
+        odd = int(most[medians[most].argmax()])
+        others = np.flatnonzero(against[odd])
+        against[odd] = against[:, odd] = False
+        counts[others] -= 1
+        counts[odd] = 0
+        row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
         which = "larger" if other.key.pixels > row.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
-        found[row.key] = Odd(ratio=medians[odd] / _median(other).value, reference=reference, other=other.key)
+        found[row.key] = Odd(ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key)
     return found
 
 
-def _falls(smaller: Row, larger: Row) -> bool:
-    """Whether a larger size takes less time, by more than both intervals and the tolerance."""
-    before, after = _median(smaller), _median(larger)
-    if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
-        return False
-    return after.high < before.low and after.value < (1 - _FALL_TOLERANCE) * before.value
-
-
-def _neighbors(row: Row, group: Sequence[Row]) -> list[Row]:
-    """The next smaller and the next larger size of a group, as far as they exist."""
-    smaller = [other for other in group if other.key.pixels < row.key.pixels]
-    larger = [other for other in group if other.key.pixels > row.key.pixels]
-    return smaller[-1:] + larger[:1]
+def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each size (column) takes less time than a smaller one (row), beyond both intervals and the tolerance."""
+    lows, highs = (np.array([getattr(_median(row), end) for row in group], dtype=float) for end in ("low", "high"))
+    pixels = np.array([row.key.pixels for row in group])
+    falls = np.zeros((len(group), len(group)), dtype=bool)
+    for index in range(len(group)):  # row by row: a whole matrix of floats takes eight times the memory
+        falls[index] = (highs < lows[index]) & (medians < (1 - _FALL_TOLERANCE) * medians[index])
+        falls[index] &= pixels > pixels[index]
+    return falls
 
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from perfexp.records.record import Key
+from perfexp.host.process import MessageError
+from perfexp.records.record import Key, Point, Status
 
 
 def cut(text: str, most_bytes: int) -> str:
@@ -19,20 +20,65 @@ def cut(text: str, most_bytes: int) -> str:
     return text[: bisect_right(list(ends), most_bytes - 2)]
 
 
+class _Fields(msgspec.Struct):
+    """Fields of an event that are used, by all kinds."""
+
+    event: str
+    key: Key | None = None
+    status: Status = Status.OK
+    text: str = ""
+    message: str = ""
+    exit_code: int = 0
+    name: str = ""
+    answer: dict[str, Any] = {}
+    profile: dict[str, Any] = {}
+    training: Point | None = None
+
+
+#: Fields that events of a kind must have.
+_REQUIRED = {
+    "point": ("key",),
+    "done": ("key", "status"),
+    "block": ("text",),
+    "failed": ("message",),
+    "refused": ("message", "exit_code"),
+    "part": ("name", "answer"),
+    "memory": ("answer",),
+    "algorithms": ("answer",),
+}
+
+
+def check(event: dict[str, Any]) -> None:
+    """Raise `MessageError` for an event that lacks a field, or has one of another type."""
+    try:
+        fields = msgspec.convert(event, _Fields)
+    except msgspec.ValidationError as error:
+        raise MessageError(str(error)) from error
+    lacking = [name for name in _REQUIRED.get(fields.event, ()) if event.get(name) is None]
+    if lacking or (fields.training is not None and not fields.training.epochs):
+        raise MessageError(f"{fields.event} lacks {', '.join(lacking) or 'epochs'}")
+
+
 class Events:
     """Sender of progress messages to the parent process through a pipe; the descriptor None sends nothing."""
 
     def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
+        self._descriptor, self._process = descriptor, os.getpid()
 
     def __call__(self, event: str, **details: Any) -> None:
         """Send one message. It is never called while a call is timed."""
+        self.end_copy()
         if self._descriptor is None:
             return
         try:
             os.write(self._descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
         except OSError:  # the parent has terminated, and this process follows
             self._descriptor = None
+
+    def end_copy(self) -> None:
+        """End a process that the measured code has forked from the one that reports: only that one writes results."""
+        if os.getpid() != self._process:
+            os._exit(1)
 
     def point(self, key: Key) -> None:
         """Report that the measurement of a point begins."""

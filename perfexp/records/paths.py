@@ -82,6 +82,12 @@ def _discarded(aside: Path) -> Path:
     return aside.with_name(aside.name.replace("replaced", "discarded"))
 
 
+def refuse_link(folder: Path) -> None:
+    """Raise `UserError` for a link in place of a folder that the user did not name: it may lead anywhere."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")
+
+
 class _Folder:
     """A folder, which need not exist yet, and the manifest of all names that perfexp wrote there.
 
@@ -103,6 +109,7 @@ class _Folder:
 
         A manifest without an identity gets this one; None for a new one.
         """
+        refuse_link(self.root / CHECKPOINTS)
         self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
         self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
@@ -265,8 +272,12 @@ class RunPaths(_Folder):
             for path in self._results():
                 path.unlink()
             manifest.rename(self.manifest)
-        for path in [path for path in self._aside.rglob("*") if path.is_file()]:
-            path.rename(self.root / path.relative_to(self._aside))
+        folder = self._aside / CHECKPOINTS
+        refuse_link(folder)
+        for path in [*self._aside.iterdir(), *(folder.iterdir() if folder.is_dir() else ())]:
+            name = path.relative_to(self._aside).as_posix()
+            if self._is_result(name) and untrusted.is_regular(path):
+                path.rename(self.root / name)
         self.delete_moved_results()
 
     def delete_moved_results(self) -> None:
@@ -285,19 +296,24 @@ class RunPaths(_Folder):
         if not isinstance(name, str) or not re.fullmatch(r"\.replaced-[0-9a-f]{8}", name):
             return
         aside = self.root / name
-        if aside.is_dir() and not aside.is_symlink():
+        discarded = _discarded(aside)
+        for folder in (aside, discarded):
+            refuse_link(folder)
+        if aside.is_dir():
             self._aside = aside
             self.restore_results()
-        discarded = _discarded(aside)
-        if discarded.is_dir() and not discarded.is_symlink():
+        if discarded.is_dir():
             shutil.rmtree(discarded)
 
     def _results(self) -> list[Path]:
-        """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""
-        own = {path.name for path in (*self.usual, self.refusal) if path != self.log}
-        names = [name for name in self.claimed() if is_own_place(name)]
-        names = [name for name in names if name in own or is_artifact(Path(name).name)]
+        """The regular files here that the manifest names and a run leaves."""
+        names = filter(self._is_result, self.claimed())
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
+
+    def _is_result(self, name: str) -> bool:
+        """Whether a run leaves a file of this name here, other than its log, which is its lock."""
+        own = {path.name for path in (*self.usual, self.refusal) if path != self.log}
+        return is_own_place(name) and (name in own or is_artifact(Path(name).name))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """`MODEL_ALGORITHM_overall.csv` and its like."""
@@ -330,6 +346,5 @@ class SweepPaths(_Folder):
 
     def make_job_logs(self) -> None:
         """Make the folder of the output of jobs; raises `UserError` for a link, which may lead anywhere."""
-        if self.job_logs.is_symlink():
-            raise UserError(f"{self.job_logs} is a link: output is written into real folders only. Remove it.")
+        refuse_link(self.job_logs)
         self.job_logs.mkdir(exist_ok=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +17,15 @@ from perfexp.records.diagnostics import Diagnostic
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
+
+
+#: Limits on what is read, far beyond every measurement: no sum, ratio or square of such numbers overflows.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
+_Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
+CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
 class Status(StrEnum):
@@ -53,10 +63,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     phase: str
-    input_size: tuple[int, int]
-    batch_size: int
+    input_size: tuple[CountFromOne, CountFromOne]
+    batch_size: Count
     precision: str
-    replicate: int = 0
+    replicate: Count = 0
 
     @property
     def is_timed(self) -> bool:
@@ -129,8 +139,8 @@ class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     reason: str
-    target: float | None = None
-    achieved: float | None = None
+    target: _Seconds | None = None
+    achieved: _Seconds | None = None
 
 
 class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -149,11 +159,20 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     unit: str = "seconds"
-    samples: list[float]
-    warmup: int = 0
-    blocks: list[int] = []
-    calls_per_sample: int = 1
+    samples: list[_Seconds]
+    warmup: Count = 0
+    blocks: list[Count] = []
+    calls_per_sample: CountFromOne = 1
     stop: Stop | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a series in another unit, or without samples; raises `ValueError`."""
+        if self.unit != "seconds":
+            raise ValueError(f"series {self.name} is in {self.unit!r}, not in seconds")
+        if self.warmup >= len(self.samples):
+            raise ValueError(f"series {self.name} has no sample after its warm-up")
+        if self.blocks != sorted({*self.blocks}) or self.blocks[-1:] >= [len(self.samples)]:
+            raise ValueError(f"series {self.name} has blocks that are not in order")
 
     @property
     def measured(self) -> list[float]:
@@ -176,14 +195,14 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         metrics: custom metrics that were added during the epoch, its evaluation included; the last value of each.
     """
 
-    number: int
-    seconds: float
-    samples_per_second: float
-    loss: float | None = None
-    learning_rate: float | None = None
-    accuracy: float | None = None
-    evaluation_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
+    number: CountFromOne
+    seconds: _Positive
+    samples_per_second: _Value
+    loss: _Value | None = None
+    learning_rate: _Value | None = None
+    accuracy: _Value | None = None
+    evaluation_seconds: _Seconds = 0.0
+    checkpoint_seconds: _Seconds = 0.0
     metrics: list[Metric] = []
 
     @property
@@ -212,12 +231,52 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     name: str
-    value: float | None
+    value: _Value | None
     unit: str
     reason: str | None = None
     estimated: bool = False
-    low: float | None = None
-    high: float | None = None
+    low: _Value | None = None
+    high: _Value | None = None
+
+
+class _LayerKey(msgspec.Struct):
+    which: str
+    path: str | None = None
+    operation: Count | None = None
+
+
+class _Spread(msgspec.Struct):
+    mean: _Seconds
+    median: _Seconds
+    low: _Seconds | None
+    high: _Seconds | None
+
+
+class _Layer(msgspec.Struct):
+    key: _LayerKey | None
+    kind: str
+    seconds: _Spread
+    gap_seconds: _Spread
+    share: _Seconds
+    macs: _Work
+    flops: _Work
+    bytes_min: _Work
+    activation_bytes: _Work
+    parameters: _Work
+    arithmetic_intensity: _Value | None
+    flops_per_second: _Value | None
+    inputs: list[list[Count]]
+    outputs: list[list[Count]]
+    convolution: dict[str, bool | Count | list[Count] | None] | None
+    kernels: dict[str, _Value]
+
+
+class Layers(msgspec.Struct):
+    """What readers of `facts["layers"]` rely on, with the lines of `perfexp.layers.table`."""
+
+    method: str
+    call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
+    lines: list[_Layer]
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -245,7 +304,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     doubts: list[Diagnostic] = []
     facts: dict[str, Any] = {}
     started: str | None = None
-    wall_seconds: float | None = None
+    wall_seconds: _Seconds | None = None
 
     def find_series(self, name: str) -> Series | None:
         """The series with this name, or None."""
@@ -280,7 +339,9 @@ class EarlierTime(msgspec.Struct, kw_only=True):
 
     key: Key
     time: str
-    runs: list[list[tuple[float, float]]]
+    runs: Annotated[
+        list[Annotated[list[tuple[_Positive, _Positive]], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
+    ]
     uids: list[str] = []
 
 
@@ -297,8 +358,8 @@ class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     phase: str
     time: str
-    variance: float
-    degrees: float
+    variance: _Seconds
+    degrees: _Positive
     ended: str
 
 
@@ -316,11 +377,11 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     uid: str
-    job: int
-    jobs: int | None = None
+    job: Count
+    jobs: Count | None = None
     axes: dict[str, str] = {}
     directory: str = ".."
-    level: float | None = None
+    level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=True):
@@ -346,7 +407,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
         selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: CountFromOne = SCHEMA_VERSION
     uid: str
     name: str
     perfexp_version: str
@@ -377,9 +438,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
                 raise UserError(
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
-            return msgspec.json.decode(text, type=cls)
+            record = msgspec.json.decode(text, type=cls)
+            _check_layers(record.points)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
+        return record
 
     @classmethod
     def load(cls, path: Path) -> Record:
@@ -394,12 +457,23 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
 
 
 class _Version(msgspec.Struct):
-    schema_version: int
+    schema_version: CountFromOne
+
+
+def _check_layers(points: Iterable[Any]) -> None:
+    """Raise `msgspec.ValidationError` for layers of another form than those that are measured."""
+    for point in points:
+        if "layers" in getattr(point, "facts", {}):
+            msgspec.convert(point.facts["layers"], Layers)
 
 
 def point_to_line(point: Point) -> bytes:
-    """Encode a point as one line of points.jsonl."""
-    return msgspec.json.encode(point) + b"\n"
+    """Encode a point as one line of points.jsonl, with question marks for halves of surrogate pairs."""
+    try:
+        return msgspec.json.encode(point) + b"\n"
+    except UnicodeEncodeError:  # in an error text, for one
+        text = json.dumps(msgspec.to_builtins(point), ensure_ascii=False)
+        return msgspec.json.encode(json.loads(text.encode(errors="replace"))) + b"\n"
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
@@ -411,6 +485,7 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     *complete, rest = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
+        _check_layers(points)
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none

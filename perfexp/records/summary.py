@@ -224,7 +224,7 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
     """The percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
     numbers = [p for p in asked if isinstance(p, int | float)] if isinstance(asked, list) else []
-    return tuple(float(p) for p in numbers if 0 < p < 100) or (50.0, 95.0, 99.0)
+    return tuple(float(p) for p in numbers if 0 < p < 100 > 100 - p) or (50.0, 95.0, 99.0)
 
 
 def row(

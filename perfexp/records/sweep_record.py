@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records.record import SCHEMA_VERSION, Record, Status
+from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Status
 
 #: Axis of a sweep over numbers of devices.
 GPU_COUNT = "gpu.count"
@@ -21,7 +22,7 @@ _MOST_BYTES = 64 << 20
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One run in the summary of its sweep, numbered from 0; its folder is relative to that of the sweep."""
 
-    job: int
+    job: Count
     name: str
     directory: str
     status: Status
@@ -46,13 +47,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             store because a file names it.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: CountFromOne = SCHEMA_VERSION
     uid: str
     name: str
     started: str
     ended: str | None = None
     command: list[str] = []
-    jobs: int | None = None
+    jobs: Count | None = None
     children: list[SweepChild] = []
     store: str | None = None
 
@@ -70,13 +71,25 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
         return shlex.join(["perfexp", *words])
 
+    def record_of(self, child: SweepChild, folder: Path) -> Record | None:
+        """Read the record of a run, for the folder of the sweep; None without one. Raises `UserError` for a broken one.
+
+        A run outside of that folder (stages) repeats the sweep's identity, or else it is somebody else's.
+        """
+        place = Path(os.path.normpath(folder / child.directory))
+        if place.is_symlink() or not (place / "record.json").exists():
+            return None
+        record, own = Record.load(place), (self.uid, child.job)
+        is_own = record.sweep is not None and (record.sweep.uid, record.sweep.job) == own
+        return record if is_own or place.resolve().is_relative_to(folder.resolve()) else None
+
     def records(self, folder: Path) -> list[Record]:
         """The records of the runs, for the folder of the sweep; refused runs have none."""
         records = []
         for child in self.children:
             with suppress(UserError):
-                records.append(Record.load(folder / child.directory))
-        return records
+                records.append(self.record_of(child, folder))
+        return [record for record in records if record is not None]
 
     def refresh(self, folder: Path) -> None:
         """Update the status of each run from its record, if there is one, for the folder of the sweep."""

@@ -131,8 +131,9 @@ def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
     for row in split:
         kinds = (*(() if loads else DEVICE_TIMES), "throughput", "latency")
         kind = next((name for name in kinds if name in row.times), "")
-        if kind in row.times and wording.find_metric(row, "phases_over_whole"):
-            shares.setdefault(kind, []).append(sum(row.phases.values()) / row.times[kind].median.value)
+        whole = row.times[kind].median.value if kind in row.times else 0.0
+        if whole and wording.find_metric(row, "phases_over_whole"):
+            shares.setdefault(kind, []).append(sum(row.phases.values()) / whole)
     sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
     if not sums:
         return []

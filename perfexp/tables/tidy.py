@@ -45,7 +45,7 @@ _HEAD = (
     *("run_uid", "phase", "input_size", "input_height_pixels", "input_width_pixels", "batch_size", "precision"),
     *("replicate", "series", "calls_per_sample"),
 )
-#: A series: the cells of `_HEAD`, and `unit`, `values` (all samples, warm-up first) and `warmup` (number of those).
+#: A series: the cells of `_HEAD`, and `values` (all samples, warm-up first) and `warmup` (number of those).
 Block = dict[str, Any]
 
 
@@ -109,7 +109,6 @@ def blocks(record: Record) -> list[Block]:
             "replicate": point.key.replicate,
             "series": series.name,
             "calls_per_sample": series.calls_per_sample,
-            "unit": series.unit,
             "values": np.asarray(series.samples, dtype=np.float64),
             "warmup": series.warmup,
         }
@@ -121,8 +120,8 @@ def blocks(record: Record) -> list[Block]:
 def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
     """Return one line for each raw sample: run, point, series, index, whether it is warm-up, and the sample.
 
-    A sample is the mean of `calls_per_sample` calls. Its column is named after its unit, `seconds`; another unit has a
-    column of its own. `text` is applied to texts, which are categories, because each is repeated many times.
+    A sample is the mean of `calls_per_sample` calls, in seconds. `text` is applied to texts, which are categories,
+    because each is repeated many times.
     """
     import pandas as pd
 
@@ -134,10 +133,7 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
     made["is_warmup"] = made["sample_index"] < np.repeat([block["warmup"] for block in series], counts)
     made["calls_per_sample"] = made.pop("calls_per_sample")
-    values = _joined((block["values"] for block in series), np.float64)
-    units = np.repeat(np.asarray([block["unit"] for block in series], dtype=object), counts)
-    for unit in dict.fromkeys(["seconds", *(block["unit"] for block in series)]):
-        made[unit] = np.where(units == unit, values, np.nan)
+    made["seconds"] = _joined((block["values"] for block in series), np.float64)
     return made
 
 

@@ -11,7 +11,8 @@ import logging
 import os
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import psutil
 
 from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
+from perfexp.host.untrusted import MAX_BYTES
 from perfexp.tracking.descriptions import NAME_LENGTH, clean
 from perfexp.tracking.filling import NAME_TAG, end_run, fill, upload
 from perfexp.tracking.payload import Payload, to_ms
@@ -169,14 +171,28 @@ def fetch(request: Fetch) -> str:
     runs = [run]
     if run.data.tags.get("perfexp.kind") == "sweep":
         runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{checked_id(run.info.run_id)}'"))
-    files = []
+    files: list[str] = []
     for number, found in enumerate(runs):
         place = str(found.info.artifact_uri)
         if is_foreign_place(place, request.uri):
             raise TrackingFailed(f"its files are at {place.partition(':')[0][:20]}:…, outside of the store")
         (folder := request.folder / str(number)).mkdir()
-        files.append(get_artifact_repository(place, tracking_uri=request.uri).download_artifacts(RECORD, str(folder)))
+        repository = get_artifact_repository(place, tracking_uri=request.uri)
+        repository.list_artifacts = lambda *_: []  # a record is a file, whatever it says
+        with _limited_files(MAX_BYTES - sum(Path(file).stat().st_size for file in files)):
+            files.append(repository.download_artifacts(RECORD, str(folder)))
     return "\n".join(files)
+
+
+@contextmanager
+def _limited_files(most_bytes: int) -> Iterator[None]:
+    """While entered, no file that this process writes gets larger; one that would is an `OSError`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(most_bytes, 0), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _experiment(client: MlflowClient, delivery: Delivery) -> str:

@@ -13,8 +13,9 @@ from perfexp.plan import config
 from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import LARGEST, Key, Metric, Point, Status, point_to_line, read_points, trial_key, tried_key
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import LARGEST, Key, Metric, Point, Status, read_points, trial_key, tried_key
+from perfexp.worker.results import append, begin
 
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
@@ -36,11 +37,10 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
         emit("block", text="tracing the memory for the first batch to try")
         key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
     procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
-    emit.point(trial_key(key))
+    begin(trial_key(key), emit)
     point = try_calls(procedure, key)
     point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
-    append_line(paths.points, point_to_line(point))
-    emit.done(point.key, point.status.value)
+    append(point, paths, emit)
     emit("block", text=f"{key}: {_outcome(point)}", is_result=True)
 
 

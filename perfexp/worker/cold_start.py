@@ -9,8 +9,9 @@ from perfexp.errors import UserError
 from perfexp.measuring.verdicts import verdict, watching_the_host
 from perfexp.plan import config
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Key, Point, Series, Status, point_to_line, read_points
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key, Point, Series, Status, read_points
+from perfexp.worker.results import append, begin
 from perfexp.worker.workbench import Workbench
 
 
@@ -22,7 +23,7 @@ def measure_cold_start(
     key = next(key for key in plan.first_prediction_keys(read_points(paths.points)) if key.replicate == replicate)
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
-    emit.point(key)
+    begin(key, emit)
     point, bench = Point(key=key, status=Status.OK), Workbench(plan, paths, emit)
     with bench.sharing_host(), bench.turn():
         _measure(bench, point, watch)
@@ -51,8 +52,7 @@ def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
         if not bench.device.is_lost():
             bench.require_same_environment()
     point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
-    append_line(paths.points, point_to_line(point))
-    emit.done(key, point.status.value)
+    append(point, paths, emit)
 
 
 def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:

@@ -10,9 +10,9 @@ from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.prediction import largest_batch
 from perfexp.records.messages import Events
-from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import LARGEST, Key, Point, Status, missing, point_to_line, read_points, timed_key
-from perfexp.worker import batch_trials
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import LARGEST, Key, Status, missing, read_points, timed_key
+from perfexp.worker import batch_trials, results
 
 if TYPE_CHECKING:
     from perfexp.data import Data
@@ -37,10 +37,10 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.fixed_keys(read_points(paths.points))
     procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    while left := _missing(plan.timed_keys(results := read_points(paths.points)), paths, replicate):  # it may go on
+    while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):  # it may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-            emit.point(key)
+            results.begin(key, emit)
             # where a smaller point ran out of memory, this one would as well
             predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
             if guard is not None and predicted is None:
@@ -48,9 +48,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             point = predicted or procedure.measure(key)
             if key not in keys and (before := sweep.shrunk(read_points(paths.points)).get(key)):
                 point.facts["shrunk_from"] = before
-            if plan.seeks_batch and (trials := largest_batch.trials_of(key, results)):
+            if plan.seeks_batch and (trials := largest_batch.trials_of(key, earlier)):
                 batch_trials.add_trials(point, trials)
-            _append(point, paths, emit)
+            results.append(point, paths, emit)
             out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
             if out_of_step or procedure.device.is_lost():
                 return False
@@ -75,14 +75,14 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
     for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
-        emit.point(key)
+        results.begin(key, emit)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:
             point = dissect(procedure, key, timed, first=is_first)
             is_first = is_first and "layers" not in point.facts
         else:
             point = not_tried(key, timed)
-        _append(point, paths, emit)
+        results.append(point, paths, emit)
         if procedure.device.is_lost():
             break
 
@@ -102,11 +102,6 @@ def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
     known = [key for key in missing(keys, paths.points) if key.batch_size != LARGEST]  # others wait for trials
     return [key for key in known if key.replicate == replicate]
-
-
-def _append(point: Point, paths: RunPaths, emit: Events) -> None:
-    append_line(paths.points, point_to_line(point))
-    emit.done(point.key, point.status.value)
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:

@@ -24,7 +24,7 @@ from perfexp.plan import config, plan_fields
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events, cut
-from perfexp.records.paths import FINAL_WEIGHTS, RunPaths
+from perfexp.records.paths import FINAL_WEIGHTS, RunPaths, refuse_link
 from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
 
@@ -224,8 +224,7 @@ class Workbench:
 
     def _checkpoint_path(self, name: str) -> Path:
         path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
-        if path.parent.is_symlink():
-            raise UserError(f"{path.parent} is a link, and checkpoints are in the run's own folder: remove it.")
+        refuse_link(path.parent)
         return path
 
     def energy_of(self, meters: Found) -> EnergyProcedure:

@@ -105,10 +105,11 @@ def test_a_figure_that_only_the_baseline_has_is_missing(checked):
 def test_a_run_of_a_sweep_without_a_record_is_missing(checked, tmp_path, capsys):
     checked(made(), made(seed=1))
     children = [
-        SweepChild(job=0, name="measured", directory="../new", status=Status.OK),
+        SweepChild(job=0, name="measured", directory="run", status=Status.OK),
         SweepChild(job=1, name="vgg16", directory="none", status=Status.FAILED),
     ]
     (tmp_path / "sweep").mkdir()
+    (tmp_path / "new").rename(tmp_path / "sweep" / "run")
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
     code, lines, _ = checked_by(capsys, "check", tmp_path / "sweep", "--against", tmp_path / "baseline")
@@ -384,3 +385,18 @@ def test_a_linked_baseline_is_neither_read_nor_removed(checked, tmp_path, capsys
     for command in (("baseline", "rm", "main"), ("check", "new", "--against", "main")):
         assert checked_by(capsys, *command, "--folder", tmp_path / "own")[0] == 2
     assert json.loads((tmp_path / "elsewhere" / "0" / "record.json").read_text())["name"] == "run 0"
+
+
+@pytest.mark.parametrize("command", [("rm", "main"), ("add", "main", "new", "--force"), ("show", "main")])
+def test_a_linked_record_of_a_baseline_is_neither_read_nor_removed(command, checked, tmp_path, capsys):
+    checked(made(), made(seed=1))
+    folder = ("--folder", tmp_path / "own")
+    assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0
+    [place] = (tmp_path / "own").glob("*/main")
+    (place / "0").rename(tmp_path / "elsewhere")
+    (place / "0").symlink_to(tmp_path / "elsewhere")
+    code, _, errors = checked_by(capsys, "baseline", *command, *folder)
+    assert (code, len(errors), "main/0 is a link" in errors[0]) == (2, 1, True)
+    assert (tmp_path / "elsewhere" / "record.json").exists()
+    assert (place / "0").is_symlink()
+    assert "unreadable" in " ".join(checked_by(capsys, "baseline", "list", *folder)[1])

@@ -406,14 +406,20 @@ def many(seed, scale=1.0):
         {
             "key": {"path": path, "which": "forward"},
             "kind": "Conv2d",
-            "seconds": {"median": scale * seconds},
-            "gap_seconds": {"median": 0.0},
+            "seconds": dict.fromkeys(("mean", "median", "low", "high"), scale * seconds),
+            "gap_seconds": dict.fromkeys(("mean", "median", "low", "high"), 0.0),
+            **dict.fromkeys(("macs", "flops", "bytes_min", "activation_bytes", "parameters", "convolution")),
+            **dict.fromkeys(("arithmetic_intensity", "flops_per_second")),
+            "share": 0.5,
+            "inputs": [],
+            "outputs": [],
             "kernels": {f"void ns::{kernel}<float, 2>(int)": 1.0},
         }
         for path, seconds in (("layer1.conv1", 1e-3), ("layer1.conv2", 4e-3))
     ]
     key = Key(phase="inference_layers", input_size=(32, 32), batch_size=1, precision="fp32")
-    found.points.append(Point(key=key, status=Status.OK, facts={"layers": {"lines": lines}}))
+    facts = {"method": "clock", "call_seconds": [5e-3], "lines": lines}
+    found.points.append(Point(key=key, status=Status.OK, facts={"layers": facts}))
     return with_latency_of_timed(found)
 
 
@@ -741,8 +747,29 @@ def test_a_run_that_no_store_has_is_refused_in_one_line(store, saved, tmp_path, 
     assert "pip install mlflow-skinny" in refused(capsys, folder, "mlflow:0123", "--uri", store)
 
 
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("place", ["../../private", "{}/private", "linked/private"])
+def test_a_run_outside_of_a_sweep_counts_only_if_it_is_of_the_sweep(tmp_path, saved, capsys, place, is_own):
+    [other] = saved(made(seed=2))
+    (sweep := tmp_path / "given" / "sweep").mkdir(parents=True)
+    (sweep / "linked").symlink_to(tmp_path)
+    private = made()
+    private.sweep = SweepMembership(uid="s", job=0, jobs=1, axes={}) if is_own else None
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "record.json").write_bytes(private.to_json())
+    child = SweepChild(job=0, name="x", directory=place.format(tmp_path), status=Status.OK)
+    (sweep / "sweep.json").write_bytes(
+        Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=[child]).to_json()
+    )
+    assert commands.run(["compare", str(sweep), other, "--json"]) == (0 if is_own else 2)
+    assert len(Sweep.load(sweep).records(sweep)) == is_own
+    assert ("None of the runs" in capsys.readouterr().err) != is_own
+
+
 def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
-    one, _ = saved(made(), made(seed=1))
+    member = made(seed=1)
+    member.sweep = SweepMembership(uid="s", job=0, jobs=2, axes={})
+    one, _ = saved(made(), member)
     children = [
         SweepChild(job=0, name="measured", directory="../run1", status=Status.OK),
         SweepChild(job=1, name="vgg16", directory="none", status=Status.FAILED, error="the weights are missing"),

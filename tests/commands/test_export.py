@@ -240,16 +240,6 @@ def test_samples_in_csv_are_the_same_and_defused(make_record, leave_run, tmp_pat
     assert set(table["run_uid"]) == {"'=1+1"}
 
 
-def test_a_series_in_another_unit_has_a_column_of_its_own(make_record, leave_run, tmp_path, here):
-    record = make_record()
-    record.points[0].series[0].unit = "watts"
-    commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"])
-    frame = pd.read_parquet(here / "export_samples.parquet")
-    watts = frame[frame["series"] == "latency"]
-    assert watts["seconds"].isna().all()
-    assert list(watts["watts"]) == record.points[0].series[0].samples
-
-
 def test_runs_without_a_point_or_a_sample_are_exported_too(make_record, leave_run, tmp_path, here):
     record = make_record(sizes=(), status=Status.KILLED)
     record.points = []
@@ -292,7 +282,8 @@ def with_layers(record, seconds, *, algorithm="default", status=None, ran=None):
     lines = [line("", None, "Net", 1e-5), line("block", None, "Block", 1e-5), line(None, None, "optimizer", 1e-5)]
     lines += [line("block.conv1", None, "Conv2d", seconds[0]), line("block", 0, "add", seconds[1])]
     point = record.points[0]
-    record.points.append(Point(key=layers_key(point.key), status=Status.OK, facts={"layers": {"lines": lines}}))
+    facts = {"layers": {"method": "clock", "call_seconds": [1e-3], "lines": lines}}
+    record.points.append(Point(key=layers_key(point.key), status=Status.OK, facts=facts))
     record.plan["algorithm"] = {"name": algorithm}
     if ran is not None:
         lines[-2]["ran"] = ran

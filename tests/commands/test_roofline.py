@@ -150,7 +150,7 @@ def run(make_record, leave_run, tmp_path):
     key = LayerKey(path="conv1", call=0, operation=None, kind="Conv2d", which=Pass.forward)
     taken, nothing = (Spread(mean=time, median=time, low=None, high=None) for time in (1e-3, 0.0))
     line = Line(key=key, kind="Conv2d", seconds=taken, gap_seconds=nothing, share=1.0, flops=10**8, bytes_min=10**6)
-    layers = {"layers": {"lines": [msgspec.to_builtins(line)]}}
+    layers = {"layers": {"method": "queue", "call_seconds": [1e-3], "lines": [msgspec.to_builtins(line)]}}
     record.points.append(Point(key=layers_key(record.points[0].key), status=Status.OK, facts=layers))
     folder = leave_run(record, tmp_path / "run")
     (folder / "manifest.json").write_text(json.dumps({"files": ["record.json"]}))

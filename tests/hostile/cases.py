@@ -299,6 +299,31 @@ def a_manifest_that_names_other_files(place):
 
 
 @case
+def replaced_results_that_lead_elsewhere(place):
+    """Folders of replaced results and of checkpoints, in which links lead outside, for commands that restore them."""
+    fake = ["model=fake", "gpu=fake", "stopping=fixed", "ttfp=false", "tracking=none", "seed=3"]
+    given, kept = [[f"resume={place.run}"], [*fake, f"output_dir={place.run}"]], place.root / "kept"
+    place.run.rename(kept)
+    for linked in ("h", "checkpoints", ".replaced-01234567", ".discarded-01234567", ".replaced-01234567/checkpoints"):
+        shutil.copytree(kept, place.run)
+        aside = place.run / ".replaced-01234567"
+        if linked != aside.name:
+            (aside / "h").mkdir(parents=True)
+            (aside / "h" / "bashrc").write_text("evil")
+            for name in () if linked.endswith("/checkpoints") else ("net_images_best.pt", "bashrc"):
+                (aside / "checkpoints").mkdir(exist_ok=True)
+                (aside / "checkpoints" / name).write_text("evil")
+            shutil.copy(place.run / "manifest.json", aside)
+        (place.run / linked).symlink_to(place.outside)
+        manifest = json.loads((place.run / "manifest.json").read_bytes())
+        manifest |= {"replaced": aside.name, "files": [*manifest["files"], "checkpoints/train_gemm_overall.csv"]}
+        (place.run / "manifest.json").write_text(json.dumps(manifest))
+        yield [*given, ["--overwrite", *given[1]], ["clean", str(place.run), "--yes"]]
+        shutil.rmtree(place.run)
+    kept.rename(place.run)
+
+
+@case
 def runs_of_a_sweep_that_lie_elsewhere(place):
     private = place.outside / "private"
     shutil.copytree(place.run, private)
@@ -393,6 +418,16 @@ def names_and_values_that_are_interpolated(place):
 @case
 def weights_that_are_downloaded(place):
     yield from of(place, "model=resnet18", "model.weights=DEFAULT", "gpu=cpu", drop=("model=", "gpu="))
+
+
+@case
+def data_sets_that_are_downloaded(place):
+    for root in (place.outside / "made", place.run / "made", "made"):
+        yield from of(
+            place, "data=cifar10", f"data.root={root}", "data.download=true", "input_size=32", drop=("input",)
+        )
+    assert not (place.run / "made").exists()
+    assert not (place.cwd / "made").exists()
 
 
 @case

@@ -1,6 +1,8 @@
 """Sending ends: whatever a server does, the command goes on at the deadline, and holds nothing."""
 
 import fcntl
+import gc
+import json
 import os
 import signal
 import sqlite3
@@ -20,7 +22,7 @@ from perfexp.host import locks
 from perfexp.host.cache import JsonCache
 from perfexp.tracking import mlflow_sink, payload, sender, store
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
-from perfexp.tracking.sender import Claim, Delivery
+from perfexp.tracking.sender import Claim, Delivery, Fetch
 from perfexp.tracking.store import LockTimeout, TrackingFailed, lock_name, store_uri
 from tests.rotation import some_of
 
@@ -349,3 +351,47 @@ def test_a_lock_of_the_cache_that_is_a_link_is_not_written_through(tmp_path):
     cache.path.with_suffix(".lock").symlink_to(tmp_path / "precious")
     cache.add("store", {"uri": "http://host"})
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def endless_record():
+    """A handler of requests for a run whose record has no end, and that claims to be a folder of many."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            run = {"info": {"run_id": "a" * 32, "experiment_id": "0", "artifact_uri": "mlflow-artifacts:/0/a"}}
+            listing = {"files": [{"path": f"{number}.json", "is_dir": False, "file_size": 1} for number in range(9)]}
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                if "runs/get" in self.path:
+                    self.wfile.write(json.dumps({"run": {**run, "data": {}}}).encode())
+                elif "?path=" in self.path:
+                    self.wfile.write(json.dumps(listing).encode())
+                else:
+                    for _ in range(64):
+                        self.wfile.write(b" " * 2**20)
+
+        def log_message(self, *arguments):
+            pass
+
+    return Handler
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MLflow leaves its connection open
+def test_a_record_without_an_end_does_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(sender, "MAX_BYTES", 2**20)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with ThreadingHTTPServer(("127.0.0.1", 0), endless_record()) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        uri = f"http://127.0.0.1:{listening.server_port}"
+        try:
+            with pytest.raises(Exception, match="File too large"):
+                sender.fetch(Fetch(uri=uri, request_timeout_seconds=5, deadline=0.0, run_id="a" * 32, folder=tmp_path))
+        finally:
+            listening.shutdown()
+            thread.join()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 2**20
+    gc.collect()
+    with (tmp_path / "large").open("wb") as file:  # the limit has gone
+        file.truncate(2**22)
