@@ -13,7 +13,7 @@ from perfexp.records.record import Key, Point, Status, point_to_line
 #: The clock before any code of the user's was imported.
 _CLOCK = time.perf_counter_ns
 #: Modules whose forked processes never return to the worker.
-_HARMLESS = ("multiprocessing.popen_fork", "subprocess")
+_HARMLESS = ("multiprocessing.popen_fork", "subprocess", "perfexp.host.forked")
 #: Names of the modules that have forked this process since the point in progress began.
 _forks: list[str] = []
 

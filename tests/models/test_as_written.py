@@ -53,9 +53,9 @@ def measured(net, phase, algorithm=None, **execution):
     return procedure.measure(key)
 
 
-def plain_loop(net, training, count):
+def plain_loop(net, training, count, size=SIZE):
     """Make as many calls as perfexp did, on its inputs and targets, with a step of SGD after each but the first."""
-    inputs = torch.randn(BATCH, 3, *SIZE, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(BATCH, 3, *size, generator=torch.Generator().manual_seed(0))
     generators = [torch.Generator().manual_seed(seed) for seed in range(LABELS)]
     targets = [torch.randint(5, (BATCH,), generator=generator) for generator in generators]
     net.train(training)
@@ -161,6 +161,9 @@ def numbers_in(value):
     return [float(value)] if isinstance(value, float | int) else []
 
 
+TRAINING = ["mode=train", *(f"mode.train.optimizer.{item}" for item in (f"lr={RATE}", "momentum=0", "weight_decay=0"))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -169,7 +172,7 @@ def numbers_in(value):
         (keepers.Counter, ["probes.layers=true"]),
         (keepers.Attribute, ["algorithm=gemm"]),
         (keepers.ClassLevel, ["execution.compile=default"]),
-        (keepers.FlaggedNorm, ["mode=train", "mode.train.optimizer.momentum=0", f"mode.train.optimizer.lr={RATE}"]),
+        (keepers.FlaggedNorm, TRAINING),
     ],
 )
 def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeypatch):
@@ -179,9 +182,9 @@ def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeyp
     (tmp_path / "own" / "model" / "kept.yaml").write_text(node)
     monkeypatch.setenv("KEPT", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)]))
-    size = [f"input_size=[{SIZE[0]},{SIZE[1]}]", f"batch_size={BATCH}", "gpu=cpu", "tracking=none", "stopping=fixed"]
+    words = ["input_size=9", f"batch_size={BATCH}", "gpu=cpu", "tracking=none", "stopping=fixed"]
     command = [sys.executable, "-m", "perfexp", "--config-dir", "own", "model=kept", "ttfp=false", "output_dir=run"]
-    done = subprocess.run([*command, *size, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, *words, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     points = Record.load(tmp_path / "run").points
     assert all(point.status is Status.OK for point in points)
@@ -191,6 +194,6 @@ def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeyp
     for made, kept in written:
         assert {type_of_inputs for _, type_of_inputs, *_ in made} == {str(torch.Tensor)}
         plain = make(kind)
-        plain_loop(plain, "mode=train" in options, len(made))
+        plain_loop(plain, "mode=train" in options, len(made), size=(9, 9))
         truth = json.loads(json.dumps(keepers.state_of(plain.eval())))
         assert numbers_in(kept) == pytest.approx(numbers_in(truth), rel=1e-3, abs=1e-5)
