@@ -77,6 +77,7 @@ def plan():
         model={"_target_": "perfexp.models.fake.FakeModel"},
         device_lock=plan_fields.DeviceLock.fail,
         host_sharing=plan_fields.HostSharing.none,
+        traces_memory=False,
         first_prediction_keys=lambda _: [key],
     )
 

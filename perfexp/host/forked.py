@@ -53,7 +53,7 @@ class Forked:
         theirs.close()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Make a call in the copy and return its result; raises what the call raised, or `Ended`."""
+        """Make a call in the copy and return its result; raises the call's own error, or `Ended`."""
         try:
             self._connection.send(arguments)
             if not self._connection.poll(_TIMEOUT_SECONDS):
@@ -92,7 +92,7 @@ def _cause(status: int) -> str:
 
 
 def _detach(parent: int) -> None:
-    """Give up what belongs to the parent: its life, its terminal, its streams, and the order of its destructors."""
+    """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
     lifeline.die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

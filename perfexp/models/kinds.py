@@ -45,7 +45,7 @@ class Kind:
         return None if labels is None else torch.randint(*labels, generator=generator)
 
     def observe(self, inputs: torch.Tensor, outputs: Any) -> None:
-        """Learn from the outputs of a first call what targets look like, where nothing else says it."""
+        """Remember the shape of a first call's outputs, for targets that nothing else describes."""
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""

@@ -218,7 +218,7 @@ class TorchSession(Session):
             raise Unsupported(f"{self._name} returns a {unfinished}, and computes when that is used: return tensors.")
         tensors = (self.module.parameters(), self.module.buffers(), tensors_in(outputs))
         if not _is_stand_in(self.module) and any(map(is_stand_in, chain(*tensors))):
-            raise RuntimeError("the call computed with tensors without memory (meta or fake): its time is no result")
+            raise RuntimeError("the call computed with tensors without memory (meta or fake), so its time is wrong")
         inputs, version = self._first_inputs
         if is_constant and modules.version_of(inputs) != version:
             raise RuntimeError("the model changes its inputs, but not in its first call: clone them in forward")

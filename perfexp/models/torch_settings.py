@@ -17,6 +17,7 @@ from perfexp.models import Execution, Precision
 from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.work.trial import isolated
 
 #: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)
@@ -101,7 +102,11 @@ def torch_facts() -> dict[str, Any]:
 
 def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
     """The requested precision if the device has it, otherwise fp32 and a diagnostic."""
-    missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
+    if (wanted.autocast or wanted.storage) == "float32" and not wanted.tf32:
+        return wanted, []
+    # gradients on the host would start autograd's threads of all devices, after which no forked process computes any
+    why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
+    missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)
     if missing is None:
         return wanted, []
     return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)]
@@ -120,8 +125,6 @@ def _why_no_tf32(device: Device) -> str | None:
 def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
     """Why a small convolution and product, forward and backward, fail in the data type, or None."""
     name = wanted.autocast or wanted.storage
-    if name == "float32":
-        return None
     assert device.identifier is not None
     storage = getattr(torch, wanted.storage)
     try:

@@ -167,6 +167,11 @@ class Plan(PlanSchema):
         return f"; then up to {most} of {sum(numbers)} points by their results, the others predicted"
 
     @property
+    def traces_memory(self) -> bool:
+        """Whether the traced peak of points is needed while they are measured."""
+        return self.seeks_batch or getattr(self._sweep, "skip_oom", False)
+
+    @property
     def seeks_batch(self) -> bool:
         """Whether a batch size is the largest that fits, which trials find."""
         return any(LARGEST in self._batch_sizes(phase) for phase in self.phases)

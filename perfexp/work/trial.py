@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.errors import PerfexpError
 from perfexp.host.forked import Ended, Forked
+from perfexp.work import forked_cuda
 from perfexp.work.tensors import tensors_in
 
 #: Errors of a module for an input that it cannot take (and for much else).
@@ -25,12 +26,6 @@ FAKE_TENSOR_LIMITS = (
     fake_tensor.UnsupportedOperatorException,
 )
 _BATCH_NORM_OF_ONE = "Expected more than 1 value per channel when training"
-#: Questions to CUDA that a forked process cannot ask; it gets its parent's answers.
-_CUDA_QUESTIONS = (
-    *("is_available", "is_initialized", "current_device", "device_count", "is_bf16_supported"),
-    *("get_device_name", "get_device_capability", "get_device_properties"),
-)
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -42,7 +37,7 @@ class Inconclusive(Exception):
 def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function that runs in a forked process, where stand-ins and crashes of a module's code do no harm.
 
-    A module may keep what it computes anywhere: in attributes, hooks, caches of functions, or other modules of Python.
+    A module may keep its results anywhere: in attributes, hooks, caches of functions, or other modules of Python.
 
     Raises:
         Inconclusive: fake tensors cannot follow the module, or its code crashed.
@@ -60,13 +55,13 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return Inconclusive, str(error)
         except MODULE_ERRORS as error:
             if cuda and "CUDA" in str(error):  # of this process, not of the module
-                return Inconclusive, str(error)
+                return Inconclusive, str(error).splitlines()[0]
             return next(kind for kind in MODULE_ERRORS if isinstance(error, kind)), str(error)
         except Exception as error:
             return Inconclusive, str(error) if isinstance(error, Inconclusive) else f"{type(error).__name__}: {error}"
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        answers = {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS} if torch.cuda.is_initialized() else {}  # type: ignore[no-untyped-call]
+        answers = forked_cuda.answers()
         # the arguments are in the copy already: modules need not be pickled
         try:
             with Forked(lambda: answer(answers, args, kwargs)) as forked:
@@ -97,12 +92,7 @@ def _prepare(cuda: dict[str, Any]) -> None:
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         torch.compiler.set_stance("force_eager")
     torch.clear_autocast_cache()  # of real weights
-    if cuda:
-        for name, result in cuda.items():
-            setattr(torch.cuda, name, lambda *_, result=result, **__: result)
-        torch.cuda._initialized = False  # recomputation saves random numbers of an initialized device
-        torch.cuda.synchronize = lambda *_: None
-        fake_tensor.init_gpu_context = lambda _: None  # type: ignore[assignment]
+    forked_cuda.prepare(cuda)
 
 
 def trial_outputs(

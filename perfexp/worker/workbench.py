@@ -84,7 +84,7 @@ class Workbench:
                 yield procedure
 
     def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
-        if not (self.plan.seeks_batch or getattr(config.build(self.plan.sweep), "skip_oom", False)):
+        if not self.plan.traces_memory:
             return nullcontext()
         from perfexp.worker.peak_memory import forked_trace  # with torch's stand-ins, which other plans do without
 

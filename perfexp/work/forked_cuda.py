@@ -1,0 +1,113 @@
+"""Let stand-ins for CUDA tensors work in a forked process, in which CUDA itself does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+#: Questions to CUDA that a forked process cannot ask; it gets its parent's answers.
+_CUDA_QUESTIONS = (
+    *("is_available", "is_initialized", "current_device", "device_count", "is_bf16_supported"),
+    *("get_device_name", "get_device_capability", "get_device_properties"),
+)
+#: Methods whose binding to Python, unlike their operator, selects the device.
+_SELECTING_METHODS = ("copy_", "contiguous", "__getitem__", "__setitem__", "__invert__")
+
+
+def answers() -> dict[str, Any]:
+    """Return CUDA's answers to the questions of a forked process by name; empty if CUDA is not initialized."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    return {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS}
+
+
+def prepare(known: dict[str, Any]) -> None:
+    """Adapt torch to a forked process, for good; `known` are the parent's `answers`."""
+    if not known:
+        return
+    for name, result in known.items():
+        setattr(torch.cuda, name, lambda *_, result=result, **__: result)
+    torch.cuda._initialized = False  # recomputation saves random numbers of an initialized device
+    torch.cuda._lazy_init = torch.cuda.synchronize = lambda *_: None
+    fake_tensor.init_gpu_context = lambda _: None  # type: ignore[assignment]
+    leave_device_unselected(known["current_device"])
+
+
+def leave_device_unselected(index: int) -> None:
+    """Keep bindings of torch from asking CUDA for its device or selecting it, which a forked process cannot.
+
+    Some methods select the device of their tensor, of which they ask it first: a stand-in answers `meta` once.
+    """
+    handlers, question = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.prim.device.default
+    device: Callable[..., Any] = handlers[question]
+    asked: list[bool] = []
+    select_backend = torch._C._select_conv_backend
+
+    def meta_once(args: Any) -> Any:
+        return torch.device("meta") if asked and asked.pop() else device(args)
+
+    def unselected(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked.append(True)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                asked.clear()
+
+        return call
+
+    def numbered(value: Any) -> Any:
+        return f"cuda:{index}" if value == "cuda" or value == torch.device("cuda") else value
+
+    def to_numbered(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return method(tensor, *map(numbered, args), **{key: numbered(value) for key, value in kwargs.items()})
+
+        return call
+
+    def made_on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @wraps(make)
+        def call(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            made = make(*args, device="cpu", **kwargs)
+            return made if device is None else made.to(device)
+
+        return call
+
+    def backend(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return select_backend(*args, **kwargs)
+        except RuntimeError:  # a depthwise one depends on the device; the layout of its outputs does not
+            return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    @wraps(attend)
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **settings: Any) -> Any:
+        given = (query, key, value)
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(attention, given, *given, attn_mask, *rest, **settings)
+        if not query.is_cuda or query.ndim != 4 or settings.pop("enable_gqa", False):
+            return attend(*given, attn_mask, *rest, **settings)
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+        settings = dict(zip(("dropout_p", "is_causal"), rest, strict=False)) | settings
+        keeps = torch.is_grad_enabled() and any(one.requires_grad for one in given)
+        operator = torch.ops.aten._scaled_dot_product_efficient_attention.default
+        return operator(*given, attn_mask, keeps, **settings)[0]
+
+    handlers[question] = meta_once
+    torch.nn.functional.scaled_dot_product_attention = attention
+    for name in _SELECTING_METHODS:
+        setattr(torch.Tensor, name, unselected(getattr(torch.Tensor, name)))
+    torch.Tensor.to = to_numbered(torch.Tensor.to)  # type: ignore[method-assign]
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor.to("cuda")  # type: ignore[method-assign]
+    torch.tensor = made_on_host(torch.tensor)
+    torch._C._select_conv_backend = backend
