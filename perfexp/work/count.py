@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
@@ -181,15 +178,3 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
         return stand_in(value, mode) if isinstance(value, torch.Tensor) else value
 
     return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
-
-
-@contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """Restore the state of Python's, NumPy's and torch's random numbers on the host afterwards."""
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
