@@ -144,6 +144,7 @@ def _run(module, arguments):
     main = types.ModuleType("__main__")
     main.__file__, main.__spec__ = spec.origin, spec
     sys.modules["__main__"], sys.argv = main, [spec.origin, *arguments]
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
     try:
         exec(spec.loader.get_code(module), main.__dict__)
     except SystemExit as end:

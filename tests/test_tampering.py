@@ -16,7 +16,7 @@ import os, sys, time
 import torch
 
 HOW = os.environ["HOW"]
-WORKER = next((int(text.partition("=")[2]) for text in sys.argv if text.startswith("--events-fd=")), None)
+WORKER = next((int(text.partition("=")[2]) for text in sys.orig_argv if text.startswith("--events-fd=")), None)
 if HOW == "clock":
     time.perf_counter_ns = lambda: 0
 

@@ -36,7 +36,7 @@ def processes_that_differ(monkeypatch):
     launch = FakeDevice.launch
 
     def slower(device, work_seconds, host_seconds=None):
-        number = next((word for word in sys.argv if word.startswith("--replicate=")), "--replicate=0")
+        number = next((word for word in sys.orig_argv if word.startswith("--replicate=")), "--replicate=0")
         return launch(device, work_seconds * FACTORS[int(number.partition("=")[2])], host_seconds)
 
     monkeypatch.setattr(FakeDevice, "launch", slower)
