@@ -21,7 +21,7 @@ from perfexp.host import installation, interrupts
 from perfexp.models import torchvision_names
 from perfexp.orchestration import job
 from perfexp.orchestration.preparation import Assignment, refuse_other_plan
-from perfexp.plan import config, naming
+from perfexp.plan import config, naming, sources
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, read_points
 from perfexp.reports.console import Console
@@ -109,6 +109,8 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
     given = {text.partition("=")[0] for text in texts}
     once = [text for text in ("replicate=1", "ttfp=false") if text.partition("=")[0] not in given]
     assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
+    module = getattr(model, "__module__", type(model).__module__)
+    assignment.plain["sources"] = sources.hashes([str(module)])
     paths = RunPaths(assignment.folder)
     if read_points(paths.points):  # equal plans do not mean equal objects
         raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")

@@ -214,6 +214,8 @@ def _items(value: object) -> list[object]:
 def _parse_batch_size(item: object) -> int:
     if item == _MAX:
         return LARGEST
+    if isinstance(item, str) and re.fullmatch(r"\s*[1-9]\d{0,17}\s*", item):  # as from the environment
+        item = int(item)
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
         raise UserError(
             f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list [1,2,4], or max."

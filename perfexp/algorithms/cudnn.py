@@ -18,6 +18,7 @@ import torch
 
 from perfexp.algorithms.coverage import Pass
 from perfexp.errors import PerfexpError
+from perfexp.models import tf32
 
 
 class Math(IntEnum):
@@ -54,10 +55,10 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat
 
 
 def math_of(dtype: torch.dtype) -> Math:
-    """The math type that torch permits: TF32 by `torch.backends.cudnn.allow_tf32`, tensor cores for half precisions."""
+    """The math type that torch permits: TF32 by its flag for convolutions, tensor cores for half precisions."""
     if dtype in (torch.float16, torch.bfloat16):
         return Math.tensor_op
-    return Math.fma if dtype is torch.float32 and not torch.backends.cudnn.allow_tf32 else Math.default
+    return Math.fma if dtype is torch.float32 and not tf32.allowed()[1] else Math.default
 
 
 _NCHW, _NHWC = 0, 1

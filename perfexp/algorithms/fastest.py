@@ -25,7 +25,7 @@ from perfexp.algorithms.race import Race
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
-from perfexp.models import cuda_graphs
+from perfexp.models import cuda_graphs, tf32
 from perfexp.work.tensors import tensors_in
 
 #: Default limit of the relative L2 error against float64: a multiple of the rounding error of the data type.
@@ -256,4 +256,4 @@ def _error(run: Run, reference: Any) -> float:
 
 
 def _tf32(problem: Problem) -> bool:
-    return problem.dtype is torch.float32 and problem.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return problem.dtype is torch.float32 and problem.device.type == "cuda" and tf32.allowed()[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from perfexp.cli import stored_command
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
@@ -37,8 +39,8 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     folder = Path(folders[-1])
     if "${" in str(folder.absolute()):
         raise UserError(f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation.")
-    command, is_sweep, sweep = _stored(folder)
-    repeated, offer = repeated_overrides(command, typed, [f"resume={folder}"], _is_repeated)
+    command, is_sweep, sweep, plan = _stored(folder)
+    repeated, offer = repeated_overrides(command, plan, typed, [f"resume={folder}"], _is_repeated)
     flags = [text for text in command if text in MULTIRUN]
     mode = [] if is_sweep else ["hydra.mode=RUN"]  # an experiment's file may set a sweep
     typed_keys = {key_of(text) for text in typed}
@@ -50,15 +52,25 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
 
 
 def repeated_overrides(
-    command: Sequence[str], typed: Sequence[str], words: Sequence[str], is_wanted: Callable[[str], bool] = is_measured
+    command: Sequence[str],
+    plan: Mapping[str, Any],
+    typed: Sequence[str],
+    words: Sequence[str],
+    is_wanted: Callable[[str], bool] = is_measured,
 ) -> tuple[list[str], Offer]:
     """Select the overrides of a stored command that are repeated; those that the user typed take precedence.
+
+    The precision is that of the stored plan also where the command names none: the default was another one once.
 
     Returns them with the options that they may choose. Raises UserError, which names the folder by `words`, if the user
     has to type more.
     """
     _refuse_flags(command, typed, words)
     typed_keys = {key_of(text) for text in typed}
+    choices = plan.get("choices")
+    precision = choices.get("precision") if isinstance(choices, Mapping) else None
+    if precision and "precision" not in map(key_of, command):
+        command = [*command, f"precision={precision}"]
     repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)]
     offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
     stored_command.check(repeated, offer, words)
@@ -73,19 +85,32 @@ def _is_repeated(argument: str) -> bool:
     return is_measured(argument) or key in _REPEATED or key.startswith("profiler.") or is_text
 
 
-def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
+def _stored(folder: Path) -> tuple[list[str], bool, str | None, Mapping[str, Any]]:
+    """The command in a folder, whether it is a sweep's, the sweep's identity, and a plan (empty without one)."""
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
         if sweep.in_turn:
             raise UserError(f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}")
-        return sweep.command, True, sweep.uid
-    plan = RunPaths(folder).plan
-    if not plan.exists():
+        return sweep.command, True, sweep.uid, _plan_of(sweep, folder)
+    path = RunPaths(folder).plan
+    if not path.exists():
         raise UserError(f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder.")
-    command = plan_file.read_to_resume(plan).get("command")
+    plan = plan_file.read_to_resume(path)
+    command = plan.get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(f"resume={folder}: its plan.yaml has no command; repeat the one that started it.")
-    return list(command), False, RunPaths(folder).sweep
+    return list(command), False, RunPaths(folder).sweep, plan
+
+
+def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
+    """The plan of the first run of a sweep that has one."""
+    for child in sweep.children:
+        with suppress(UserError):
+            if record := sweep.record_of(child, folder):
+                return record.plan
+            if (plan := RunPaths(folder / child.directory).plan).resolve().is_relative_to(folder.resolve()):
+                return plan_file.read(plan)
+    return {}
 
 
 def _refuse_flags(command: Sequence[str], typed: Sequence[str], words: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
+from perfexp.records.record import USUAL_PRECISION
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
@@ -78,7 +79,9 @@ def check(
         reasons = _reasons(fail_on)
         summary = _summary_file() if github else None
         root = folder or named_baselines.default_folder()
-        compared = judging.compare(list(_sides(new, against, root, machine, uri)), settings)
+        both = list(_sides(new, against, root, machine, uri))
+        _refuse_default_precision(*both)
+        compared = judging.compare(both, settings)
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
@@ -109,6 +112,17 @@ def _sides(new: str, against: str, root: Path, machine: str | None, uri: str | N
     else:
         yield Side.of("A", against, *sides.records(against, uri))
     yield Side.of("B", new, records, missing)
+
+
+def _refuse_default_precision(baseline: Side, new: Side) -> None:
+    """Raise UserError if the new run has the default precision and the baseline another one: it was forgotten."""
+    before, now = ({one.key.precision for one in side.measurements} for side in (baseline, new))
+    if now == {USUAL_PRECISION} and len(before) == 1 and before != now:
+        named = f"precision={before.pop()}"
+        raise UserError(
+            f"{baseline.source} was measured with {named}, and {new.source} with PyTorch's default: measure it again "
+            f"with {named}."
+        )
 
 
 def _counts(compared: Comparison) -> str:

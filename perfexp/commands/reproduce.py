@@ -156,7 +156,7 @@ def _settle(
     found = [] if "batch_size" in given else _found_batches(record, given)
     typed = [*overrides, *found, *([] if processes is None else [f"replicate={processes}"])]
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
-    repeated, offer = repeated_overrides(record.command, [*flags, *typed], ["reproduce", str(place)])
+    repeated, offer = repeated_overrides(record.command, record.plan, [*flags, *typed], ["reproduce", str(place)])
     arguments = [*flags, *repeated, *typed]
     plain = compose(arguments, offer=offer)
     plan = config.typed(plain)

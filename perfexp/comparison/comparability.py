@@ -13,14 +13,17 @@ import msgspec
 from perfexp.comparison.measures import MEASURES
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
+from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
 from perfexp.records.processes import comparable
 from perfexp.records.record import Point, Record
-from perfexp.summaries.subject import one_line, plain_fp32, with_plain_fp32
+from perfexp.summaries.subject import one_line, subject
 from perfexp.summaries.wording import METER_ACCURACY
 
 #: Values of one fact that are shown.
 _SHOWN = 3
+#: Subjects that may differ beside another one.
+_INCIDENTAL = {"commit", "code", "board"}
 #: Measures that depend on the host.
 _OF_HOST = ("latency", "throughput", "p95")
 
@@ -51,6 +54,11 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     measures: tuple[str, ...] = ()
     help: str = ""
 
+    @property
+    def text(self) -> str:
+        """Both values: `precision fp32 → fp16`; or what differs, where they have no short words."""
+        return f"{self.key} {self.baseline} → {self.other}" if self.baseline else self.other
+
     def affects(self, measure: str) -> bool:
         """Whether it is a confounder of this measure, allowed or not."""
         return self.role is Role.CONFOUNDER and measure in (self.measures or (measure,))
@@ -64,7 +72,7 @@ class _Fact:
         environment: dotted places in a record's environment; an unknown value differs from nothing.
         plan: dotted places in its plan.
         follows: subjects with which the facts change anyway, so that they belong to the subject.
-        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but commit, board.
+        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but `_INCIDENTAL`.
     """
 
     role: Role
@@ -107,6 +115,7 @@ FACTS = {
         environment=("device.cuda", "device.rocm", "device.cudnn", "packages.torchvision", "packages.triton", "python")
     ),
     "commit": _subject(environment=("git.commit", "git.dirty")),
+    "code": _subject(),  # files of the user's own
     "power_limit": _board("set the same power limit on both (nvidia-smi -pl) and measure again", "power_limit_watts"),
     "clocks": _board(
         "lock the clocks on both sides or on neither, and measure again",
@@ -154,12 +163,15 @@ def check_allowed(keys: Collection[str]) -> None:
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
     """Return the facts that differ between two runs, the subject first, then confounders."""
     differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
-    if texts := _tf32_of_vendors(baseline, other):
-        differing.setdefault("tf32", texts)
-    if texts := differing.get("precision"):
-        plain = (plain_fp32([(one.plan, one.environment)]) for one in (baseline, other))
-        before, after = (with_plain_fp32(*pair) for pair in zip(texts, plain, strict=True))
+    before, after = (subject(one.plan, one.environment).number_format for one in (baseline, other))
+    if "precision" in differing or before != after:  # by torch's own flags it is what each device makes of them
         differing["precision"] = before, after
+        differing.pop("tf32", None)
+    elif texts := _tf32_of_vendors(baseline, other):
+        differing.setdefault("tf32", texts)
+    if files := changed_sources(baseline.plan, other.plan):
+        rest = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+        differing["code"] = "", one_line(f"{', '.join(files[:_SHOWN])}{rest} {'differ' if files[1:] else 'differs'}")
     if "device" in differing:
         differing.pop("board", None)  # another product is another board, too
     if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
@@ -169,7 +181,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     for key, (before, after) in differing.items():
         fact = FACTS[key]
         is_varied = any(fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan)
-        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= {"commit", "board"}):
+        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= _INCIDENTAL):
             found.append(Difference(key=key, role=Role.SUBJECT, baseline=before, other=after))
         elif fact.role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))

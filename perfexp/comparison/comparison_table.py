@@ -58,7 +58,7 @@ _WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command
 def title(comparison: Comparison, side: SideFacts) -> str:
     """A line that names two sides and the subject of their comparison."""
     baseline = comparison.sides[0]
-    subject = [f"{one.key} {one.baseline} → {one.other}" for one in side.differences if one.role is Role.SUBJECT]
+    subject = [one.text for one in side.differences if one.role is Role.SUBJECT]
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
@@ -200,7 +200,7 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     has_phases = len({one.phase for one in means}) > 1
     texts = (
         " ".join(
-            [*[one.phase] * has_phases, one.measure, _ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))]
+            [*[one.phase] * has_phases, one.measure, ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))]
         )
         for one in means
     )
@@ -214,7 +214,7 @@ def ratio_of(pair: Compared) -> str:
     """The ratio of a pair with its interval, in words."""
     if pair.ratio is None:
         return "undefined"
-    return _ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
+    return ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
 
 
 def verdict_of(pair: Compared) -> str:
@@ -350,7 +350,8 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
             yield heading, lines
 
 
-def _ratio_text(ratio: Interval) -> str:
+def ratio_text(ratio: Interval) -> str:
+    """A ratio with its interval."""
     ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
     return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
 

@@ -17,7 +17,7 @@ from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
-from perfexp.summaries.subject import common_device, plain_fp32, with_plain_fp32
+from perfexp.summaries.subject import common_device
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Whose the figures of a run on several devices are.
@@ -315,8 +315,7 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     varying = pairing.varying(every)
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
-    plain = plain_fp32((one.record.plan, one.record.environment) for one in every)
-    words = with_plain_fp32(pairing.label(every[0], same), plain)
+    words = pairing.label(every[0], same, every)
     devices = common_device(one.record.environment for one in every) if "device" not in same else None
     ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
     return " on ".join(filter(None, (words, devices))) + ranks

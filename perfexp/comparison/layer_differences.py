@@ -20,7 +20,9 @@ class _Place:
 
 
 def of_pair(side: str, point: str, baseline: Measurement, other: Measurement) -> list[LayerDifference]:
-    """The layers of a pair, the largest contribution first; none unless both sides have layers."""
+    """The layers of a pair, the largest contribution first; none unless both sides have layers, and are one model."""
+    if baseline.features["model"] != other.features["model"]:
+        return []  # layers of one name need not be the same layer
     profiled = [baseline.profiled, other.profiled]
     before, after = map(_places, profiled)
     if not (before and after):

@@ -133,17 +133,23 @@ def varying(measurements: Iterable[Measurement]) -> list[str]:
     """The names of fields and features that differ between measurements."""
     every = list(measurements)
     names = dict.fromkeys(name for one in every for name in one.features)
-    return [name for name in (*names, *KEY_FIELDS) if len({word(one, name) for one in every}) > 1]
+    return [name for name in (*names, *KEY_FIELDS) if len({_value(one, name) for one in every}) > 1]
 
 
-def word(one: Measurement, name: str) -> str:
-    """A field or a feature of a measurement as a word."""
-    return field_text(one.key, name, named=True) if name in KEY_FIELDS else one.features.get(name, "")
+def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
+    """A field or a feature, which a measurement shares with others, as a word."""
+    if name in KEY_FIELDS or name == "precision":
+        return field_text(one.key, name, [each.record.environment for each in (one, *others)], named=True)
+    return one.features.get(name, "")
 
 
-def label(one: Measurement, names: Sequence[str]) -> str:
-    """Some fields and features of a measurement in words: `resnet18 · 224 · batch 4`."""
-    return " · ".join(text for name in names if (text := word(one, name)))
+def _value(one: Measurement, name: str) -> object:
+    return getattr(one.key, name) if name in KEY_FIELDS else one.features.get(name, "")
+
+
+def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()) -> str:
+    """Some fields and features, which a measurement shares with others, in words: `resnet18 · 224 · batch 4`."""
+    return " · ".join(text for name in names if (text := word(one, name, others)))
 
 
 def _measurements(record: Record) -> Iterable[Measurement]:

@@ -26,7 +26,6 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import with_width
 
 #: Verdicts that leave open which of two runs is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
@@ -329,9 +328,7 @@ def _ratio_of(pair: Compared) -> Interval:
 
 def _ratio_of_times(pair: Compared) -> str:
     ratio = _ratio_of(pair)
-    text = f"{ratio.value:.3g}"
-    ends = " … ".join(f"{end:.3g}" for end in (ratio.low, ratio.high) if end is not None)
-    return with_width(ratio, text, ends) if ends else text
+    return units.digits(ratio.value) if ratio.low is None else comparison_table.ratio_text(ratio)
 
 
 def _fastest(first: _Contender, by_name: Mapping[str, _Contender], deciding: Sequence[Compared]) -> list[str]:

@@ -63,7 +63,9 @@ class Cifar:
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
     ) -> AbstractContextManager[Batches]:
         if tuple(input_size) != _SIZE:
-            raise UserError(f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: add input_size=32.")
+            raise UserError(
+                f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: leave input_size out, or set 32."
+            )
         pixels, labels = self._train if training else self._test
         if self._pipeline is Pipeline.device:
             return nullcontext(

@@ -28,6 +28,8 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
         last = torch.cuda.device_count() - 1
         why = f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {last}."
         raise DeviceMismatch(why)
+    if index:
+        raise DeviceMismatch(f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU.")
     return CpuDevice()
 
 
@@ -46,7 +48,7 @@ def predicted_name(index: int = 0) -> str | None:
         return None
     except Exception:  # without a driver, torch finds no device
         names = []
-    if names is None or 0 < len(names) <= index:
+    if names is None or index >= max(len(names), 1):
         return None
     return names[index] if names else "cpu"
 

@@ -22,6 +22,7 @@ from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS as PORTABLE
 from perfexp.convolutions.portable import is_channels_last, misfit
 from perfexp.kernels.launch import Layout, Plan, Problem, fastest
+from perfexp.models import tf32
 
 #: Oldest Triton version with this launch interface.
 _OLDEST = (3, 3)
@@ -118,7 +119,7 @@ def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Se
 
 
 def _tf32(name: str, inputs: torch.Tensor) -> bool:
-    return name == "winograd" and inputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    return name == "winograd" and inputs.dtype == torch.float32 and tf32.allowed()[1]
 
 
 def _version() -> tuple[int, ...]:

@@ -113,4 +113,5 @@ def _check_outputs(procedure: Procedure, point: Point, batches: Batches) -> None
 def _count_work(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:
     counted = procedure.work(step, batches)
     if counted is not None:
-        work_rates.add_work_metrics(point, counted, procedure.peaks, procedure.ceilings, procedure.host_rate)
+        rates = procedure.peaks, procedure.ceilings, procedure.host_rate
+        work_rates.add_work_metrics(point, counted, procedure.session.formats, *rates)

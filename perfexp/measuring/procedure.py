@@ -147,7 +147,7 @@ class Procedure:
             before = self.device.state()
             with metrics.collecting() as custom:
                 try:
-                    self._measure(point)
+                    _without_exit(partial(self._measure, point))
                 except UserError:
                     raise
                 except Exception as error:
@@ -178,6 +178,8 @@ class Procedure:
             self.session.check_call(step.state.outputs, is_constant=batches.constant)
             if self.session.changes_inputs:
                 point.doubts.append(diagnostics.make("inputs_changed"))
+            if changes := self.session.changed_settings():
+                point.doubts.append(diagnostics.make("settings_changed", changes=changes))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass
@@ -211,7 +213,7 @@ class Procedure:
         """
         self.progress(metric.rpartition("/")[2])
         try:
-            action()
+            _without_exit(action)
         except Exception as error:
             # a wrong plan concerns all points, and nothing can follow on a lost device or with ranks out of step
             out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
@@ -347,7 +349,7 @@ class Procedure:
             return None
         from perfexp.probes.ceilings import host_flops_per_second  # with torch, which a scripted device does without
 
-        return host_flops_per_second(self.session.precision)
+        return host_flops_per_second(self.session.formats.products)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
         """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.
@@ -371,3 +373,11 @@ class Procedure:
             verdicts.add_cycles(point)
         if point.status is Status.OOM:
             memory_search.add_batch_that_fits(self, point)
+
+
+def _without_exit(action: Callable[[], None]) -> None:
+    """Do something; raises RuntimeError where the model's code would end the process."""
+    try:
+        action()
+    except SystemExit as end:
+        raise RuntimeError(f"the model's code called sys.exit({end.code!r})") from end

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
@@ -47,13 +47,37 @@ class Precision:
 
     Attributes:
         storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
-        tf32: whether matrix products and convolutions of float32 may use TF32.
+        tf32: whether matrix products and convolutions of float32 may use TF32; None leaves torch's flags.
     """
 
     name: str
     storage: str = "float32"
     autocast: str | None = None
-    tf32: bool = False
+    tf32: bool | None = False
+
+
+#: Names of number formats in data sheets by their names in torch.
+_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+class Formats(NamedTuple):
+    """The number formats of contractions, by their names in data sheets: `fp32`, `tf32`, `fp16`, `bf16`."""
+
+    products: str
+    convolutions: str
+
+    @classmethod
+    def of(cls, precision: Precision, tf32: tuple[bool, bool] | None) -> Formats:
+        """Return those of a precision; `tf32` are torch's flags for products and convolutions, None for no TF32."""
+        name = _FORMATS[precision.autocast or precision.storage]
+        if name != "fp32" or precision.tf32 is False or tf32 is None:
+            return cls(name, name)
+        return cls.of_flags(tf32)
+
+    @classmethod
+    def of_flags(cls, tf32: tuple[bool, bool]) -> Formats:
+        """Return those of float32 by torch's flags for products and convolutions."""
+        return cls(*("tf32" if is_allowed else "fp32" for is_allowed in tf32))
 
 
 @dataclass(kw_only=True)
@@ -168,6 +192,11 @@ class Session(Protocol):
     precision: Precision
     changes_inputs: bool = False
 
+    @property
+    def formats(self) -> Formats:
+        """The number formats of contractions on the device."""
+        return Formats.of(self.precision, None)
+
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
 
@@ -182,6 +211,14 @@ class Session(Protocol):
     def inferring(self) -> AbstractContextManager[None]:
         """A context for all calls of an inference: evaluation mode, no autograd."""
         return nullcontext()
+
+    def keep_differentiable(self) -> None:
+        """Have inference leave only such tensors behind as training can use: `no_grad` in place of inference mode."""
+        return None
+
+    def changed_settings(self) -> str:
+        """The settings of the process that the model has changed since it was loaded, or asked last; empty for none."""
+        return ""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A context for a pass whose time does not count: as `inferring`, and without a compiler."""

@@ -99,8 +99,8 @@ class ByOutput(Kind):
     def __init__(self, module: torch.nn.Module) -> None:
         module = original_of(module)
         super().__init__(own_classes(module))
-        self._sample_shape = _own_method(module, "sample_shape") or super().sample_shape
-        self._loss = _own_method(module, "loss")
+        self._sample_shape = _own_method(module, "sample_shape", 1) or super().sample_shape
+        self._loss = _own_method(module, "loss", 2)
         self._labels: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
@@ -132,9 +132,19 @@ def own_classes(module: torch.nn.Module) -> int | None:
     return classes if type(classes) is int else None
 
 
-def _own_method(module: torch.nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of the module's class; an attribute, such as the last loss or a loss module, is not meant."""
-    return getattr(module, name) if inspect.isfunction(getattr(type(module), name, None)) else None
+def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[..., Any] | None:
+    """Return a method of the module's class that takes a number of arguments.
+
+    An attribute, such as the last loss or a loss module, is not meant, nor a method of another use.
+    """
+    if not inspect.isfunction(getattr(type(module), name, None)):
+        return None
+    method: Callable[..., Any] = getattr(module, name)
+    try:
+        inspect.signature(method).bind(*range(count))
+    except TypeError:
+        return None
+    return method
 
 
 def main_output(outputs: Any) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ def train(module: torch.nn.Module, training: bool) -> None:
     """
     method: Any = getattr(module, "train", None)
     if getattr(method, "__func__", None) is not torch.nn.Module.train and _is_switch(method):
-        method(training)
+        with suppress(NotImplementedError):  # of an exported program
+            method(training)
         return
     module.training = training
     for child in module.children():
@@ -34,17 +37,28 @@ def evaluate(module: torch.nn.Module) -> None:
     own = getattr(module, "eval", None)
     is_default = getattr(own, "__func__", None) is torch.nn.Module.eval
     if not is_default and callable(own) and _parameters(own) == []:
-        own()
+        with suppress(NotImplementedError):  # of an exported program
+            own()
     else:
         train(module, False)
 
 
+def set_mode(module: torch.nn.Module, training: bool) -> None:
+    """Set the mode as its author's scripts do, by `train()` or `eval()`."""
+    if training:
+        train(module, True)
+    else:
+        evaluate(module)
+
+
 def _is_switch(method: Any) -> bool:
-    """Return whether a method can be called as `train(mode)`."""
+    """Return whether a method can be called as `train(mode)`, and sets a mode."""
     if not callable(method) or not (parameters := _parameters(method)):
         return False
     first, *others = parameters
-    is_mode = first.name in ("mode", "args") or isinstance(first.default, bool)
+    code = getattr(getattr(method, "__func__", None), "__code__", None)
+    sets_mode = code is None or "training" in code.co_names or "train" in code.co_names
+    is_mode = first.name in ("mode", "args") or (isinstance(first.default, bool) and sets_mode)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return is_mode and all(one.default is not one.empty or one.kind in variable for one in others)
 
@@ -57,34 +71,67 @@ def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
-    """Move a module to a device and convert it to a data type in place.
+    """Move a module to a device and convert it to a data type in place, also by a `to` that its class overrides.
 
     Only tensors of the type that most parameters have are converted: complex numbers, and a part that its author keeps
-    in another precision, stay as they are.
+    in another precision, stay as they are, and so do tensors on the meta device.
     """
     sizes = Counter[torch.dtype]()
-    for tensor in module.parameters():
+    for tensor in parameters_of(module):
         if tensor.is_floating_point() and not torch.nn.parameter.is_lazy(tensor):
             sizes[tensor.dtype] += tensor.numel()
     common = sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device, dtype if tensor.dtype == common else None)
+        return tensor if tensor.is_meta else tensor.to(device, dtype if tensor.dtype == common else None)
 
     module._apply(placed)  # type: ignore[no-untyped-call]
+    if type(module).to is not torch.nn.Module.to:
+        module.to(device)
+        if dtype != common:
+            module.to(dtype)
+
+
+def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Return all parameters, whatever its class means by `parameters`."""
+    return torch.nn.Module.parameters(module)
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, whatever its class means by `state_dict`; none without values."""
+    named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
+    return {name: one.detach() for name, one in named if not torch.nn.parameter.is_lazy(one) and not one.is_meta}
+
+
+@torch.no_grad()
+def restore(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors by name, as `tensors_of` returned them, into a module; those that it has made since stay."""
+    for name, tensor in tensors_of(module).items():
+        if name in state and state[name].shape == tensor.shape:
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.copy_(state[name])
+
+
+def has_extra_state(module: torch.nn.Module) -> bool:
+    """Return whether a module's class keeps more in its state dict than tensors."""
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def restoring(inputs: Any) -> Callable[[], bool]:
-    """Return a function that restores inputs as they are now and returns whether they had changed."""
+    """Return a function that restores inputs as they are now and returns whether they had been changed in place."""
     if not isinstance(inputs, torch.Tensor) or is_stand_in(inputs):
         return lambda: False
-    before = inputs.detach().to("cpu", copy=True)
+    before, version, strides = inputs.detach().to("cpu", copy=True), version_of(inputs), inputs.stride()
 
     def restore() -> bool:
-        if torch.equal(inputs.detach().cpu().nan_to_num(), before.nan_to_num()):
-            return False
+        is_same_shape = (inputs.shape, inputs.stride()) == (before.shape, strides)
+        if is_same_shape and torch.equal(inputs.detach().cpu().nan_to_num(), before.nan_to_num()):
+            return version_of(inputs) != version
         with torch.no_grad():
-            inputs.copy_(before)
+            if is_same_shape:
+                inputs.copy_(before)
+            else:
+                inputs.data = before.to(inputs.device)
         return True
 
     return restore
@@ -100,6 +147,15 @@ def version_of(inputs: Any) -> int | None:
 def unfinished(outputs: Any) -> str | None:
     """Return the type of an output that computes only when it is used (a generator, a function, …), if there is one."""
     for leaf in tree_leaves(outputs):
-        if isinstance(leaf, (Iterator, Awaitable, Future, torch.futures.Future)) or callable(leaf):
-            return type(leaf).__name__
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            leaf = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
+            if found := next(filter(None, map(_unfinished_kind, leaf)), None):
+                return found
+        elif found := _unfinished_kind(leaf):
+            return found
     return None
+
+
+def _unfinished_kind(leaf: Any) -> str | None:
+    is_unfinished = isinstance(leaf, (Iterator, Awaitable, Future, torch.futures.Future)) or callable(leaf)
+    return type(leaf).__name__ if is_unfinished else None

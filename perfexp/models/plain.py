@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perfexp.models.torch_settings import without_tf32
+from perfexp.models import tf32
 
 
 def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
@@ -17,5 +17,5 @@ def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
         parameter.data = parameter.data.contiguous()
     if isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
         inputs = inputs.float().contiguous()
-    with without_tf32():
+    with tf32.off():
         return copy(inputs)

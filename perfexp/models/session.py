@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,18 @@ from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, compilation, modules, torch_settings
+from perfexp.models import (
+    Batch,
+    Ddp,
+    Execution,
+    Formats,
+    Precision,
+    Session,
+    Sharing,
+    compilation,
+    modules,
+    torch_settings,
+)
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
@@ -38,7 +50,11 @@ _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.
 
 def _is_stand_in(module: torch.nn.Module) -> bool:
     """Whether the parameters have no memory: their memory is traced, and there are no values to save."""
-    return isinstance(next(module.parameters(), None), FakeTensor)
+    return isinstance(next(modules.parameters_of(module), None), FakeTensor)
+
+
+#: Settings of the process that a model may change while it runs.
+_OF_PROCESS = ("threads", "matmul_allow_tf32", "cudnn_allow_tf32", "cudnn_benchmark", "deterministic")
 
 
 def is_shared() -> bool:
@@ -74,11 +90,12 @@ class TorchSession(Session):
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
         self.precision, unavailable = torch_settings.effective_precision(precision, device)
-        self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, tf32=self.precision.tf32)]
+        self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, self.precision)]
         self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
         self._data_type: torch.dtype = getattr(torch, self.precision.storage)
         self.module = module
         modules.evaluate(module)
+        self._trains = False
         modules.place(module, device.identifier, self._data_type)
         if execution.channels_last:
             torch_settings.make_channels_last(self.module)
@@ -87,8 +104,16 @@ class TorchSession(Session):
         self._scaler = self._new_scaler()
         self._optimizer: torch.optim.Optimizer | None = None
         self._untrained: IO[bytes] | None = None
+        self._extra_states: dict[torch.nn.Module, Any] = {}
+        self._settings = torch_settings.torch_facts()
+        self._differentiates = False
+        self._outside: Callable[[], AbstractContextManager[object]] = nullcontext
         self._ranks: DistributedDataParallel | None = None
         self._first_inputs: tuple[Any, int | None] = None, None
+
+    @property
+    def formats(self) -> Formats:
+        return torch_settings.formats(self.precision, self.device)
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """See `Session`. Inputs are normally distributed, as normalized images roughly are."""
@@ -116,8 +141,12 @@ class TorchSession(Session):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        with self._mode(training=False), torch.inference_mode():
+        """See `Session`. Tensors that a module keeps from inference mode could not be trained with."""
+        with self._mode(training=False), torch.no_grad() if self._differentiates else torch.inference_mode():
             yield
+
+    def keep_differentiable(self) -> None:
+        self._differentiates = True
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -138,7 +167,9 @@ class TorchSession(Session):
         if self._untrained is None and not _is_stand_in(self.module):
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
-            torch.save(self.module.state_dict(), self._untrained)
+            torch.save(modules.tensors_of(self.module), self._untrained)
+            parts = [one for one in self.module.modules() if modules.has_extra_state(one)]
+            self._extra_states = {part: deepcopy(part.get_extra_state()) for part in parts}
 
     def adopt(self, weights: Path) -> None:
         self._save_loaded_weights()
@@ -177,28 +208,35 @@ class TorchSession(Session):
         if self._untrained is not None:
             self._untrained.seek(0)
             state = torch.load(self._untrained, map_location=self.device.identifier, weights_only=True)
-            self.module.load_state_dict(state)
-        self.module.zero_grad(set_to_none=True)
+            modules.restore(self.module, state)
+            for part, extra in self._extra_states.items():
+                part.set_extra_state(deepcopy(extra))
+        for parameter in modules.parameters_of(self.module):
+            parameter.grad = None
 
     def forward(self, inputs: Any) -> Any:
-        with self._autocast():
+        with self._autocast(), self._outside():
             return self._run(self._given(inputs))
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
-        with self._autocast():
+        with self._autocast(), self._outside():
             return self.module(self._given(inputs))
 
     def _given(self, inputs: Any) -> Any:
         return inputs.clone() if self.changes_inputs else inputs
+
+    @contextmanager
+    def _left(self) -> Iterator[None]:
+        """Leave inference mode for a model that computes gradients in its call."""
+        with torch.inference_mode(False), torch.no_grad():
+            yield
 
     def first_forward(self, batch: Batch) -> Any:
         """See `Session`; raises `Unsupported` for a model that does not compute in its call.
 
         A model that changes its inputs gets a copy of them from then on.
         """
-        if self._execution.compile:
-            self._check_shape(batch.inputs)  # the compiler's error for a wrong shape is hard to read
         call = partial(self.learn, batch) if self.module.training else partial(self.forward, batch.inputs)
         restore = modules.restoring(batch.inputs)
         try:
@@ -206,17 +244,21 @@ class TorchSession(Session):
         except MODULE_ERRORS as error:
             if not self.device.is_out_of_memory(error):
                 self._check_shape(batch.inputs)
-            raise
+            if not torch.is_inference_mode_enabled():
+                raise
+            self._outside = self._left  # its call may compute gradients
+            outputs = call()
+            self._differentiates = True
         self.check_call(outputs)
-        self._kind.observe(batch.inputs, outputs)
         self.changes_inputs = restore() or self.changes_inputs
+        self._kind.observe(batch.inputs, outputs)
         self._first_inputs = batch.inputs, modules.version_of(batch.inputs)
         return outputs
 
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
         if unfinished := modules.unfinished(outputs):
             raise Unsupported(f"{self._name} returns a {unfinished}, and computes when that is used: return tensors.")
-        tensors = (self.module.parameters(), self.module.buffers(), tensors_in(outputs))
+        tensors = (modules.parameters_of(self.module), self.module.buffers(), tensors_in(outputs))
         if not _is_stand_in(self.module) and any(map(is_stand_in, chain(*tensors))):
             raise RuntimeError("the call computed with tensors without memory (meta or fake), so its time is wrong")
         inputs, version = self._first_inputs
@@ -282,7 +324,8 @@ class TorchSession(Session):
 
     def is_finite(self, outputs: Any) -> bool:
         """See `Session`; a minimum or maximum is NaN if any element is."""
-        tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel())
+        leaves = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel())
+        tensors = (leaf.coalesce().values() if leaf.layout is torch.sparse_coo else leaf for leaf in leaves)
         extremes = (torch.stack(torch.aminmax(one.detach())) for one in tensors if one.is_floating_point())
         return all(bool(torch.isfinite(pair).all()) for pair in extremes)
 
@@ -293,10 +336,12 @@ class TorchSession(Session):
         return compilation.metrics() if self._execution.compile else []
 
     def facts(self) -> dict[str, Any]:
-        parameters = list(self.module.parameters())
+        lazy = torch.nn.parameter.is_lazy
+        parameters = [one for one in modules.parameters_of(self.module) if not lazy(one)]
         return {
             **torch_settings.torch_facts(),
             "precision": self.precision.name,
+            "grad_mode": "no_grad" if self._differentiates else "inference_mode",
             "architecture": type(self.module).__name__,
             "kind": self._kind.name,
             "num_classes": self.num_classes,
@@ -307,6 +352,11 @@ class TorchSession(Session):
 
     def doubts(self) -> list[Diagnostic]:
         return list(self._doubts)
+
+    def changed_settings(self) -> str:
+        now = torch_settings.torch_facts()
+        before, self._settings = self._settings, now
+        return ", ".join(f"{name} {before[name]} → {now[name]}" for name in _OF_PROCESS if before[name] != now[name])
 
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._execution.compile is None:
@@ -325,12 +375,17 @@ class TorchSession(Session):
 
     @contextmanager
     def _mode(self, *, training: bool) -> Iterator[None]:
-        before = bool(self.module.training)
-        modules.train(self.module, training)
+        before = self._trains
+        self._set_mode(training)
         try:
             yield
         finally:
-            modules.train(self.module, before)
+            self._set_mode(before)
+
+    def _set_mode(self, training: bool) -> None:
+        if (self._trains, bool(self.module.training)) != (training, training):
+            modules.set_mode(self.module, training)
+            self._trains = training
 
     def _check_shape(self, inputs: torch.Tensor) -> None:
         with self.sharing(Sharing.alone):
@@ -358,7 +413,13 @@ class TorchSession(Session):
         name = settings.pop("name", "sgd")
         if name not in _OPTIMIZERS:
             raise UserError(f"There is no optimizer {name!r}. {did_you_mean(name, _OPTIMIZERS)}")
-        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        parameters = list(self.module.parameters())  # or groups of them, where the author says so
+        if all(isinstance(one, torch.Tensor) for one in parameters):
+            parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if any(map(torch.nn.parameter.is_lazy, modules.parameters_of(self.module))):
+            raise Unsupported(
+                f"{self._name} makes parameters in its first call (lazy modules): call it once to train it"
+            )
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
         largest_norm, is_scheduled = settings.pop("clip_grad_norm", None), settings.pop("is_scheduled", False)
@@ -374,8 +435,9 @@ class TorchSession(Session):
                 "~mode.train.optimizer.NAME."
             ) from error
         if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
-            begin_momentum(optimizer, parameters)
-        clip = None if largest_norm is None else partial(torch.nn.utils.clip_grad_norm_, parameters, largest_norm)
+            begin_momentum(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
+        own = [one for group in optimizer.param_groups for one in group["params"]]
+        clip = None if largest_norm is None else partial(torch.nn.utils.clip_grad_norm_, own, largest_norm)
         return self._updates(optimizer, clip)
 
     def trainer(self, *, ema: float | None, batch_size: int, resume_from: str | None) -> TorchTrainer | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch.nn.functional import conv2d, linear
 
 from perfexp.devices import Device
-from perfexp.models import Execution, Precision
+from perfexp.models import Execution, Formats, Precision, tf32
 from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -23,20 +22,17 @@ from perfexp.work.trial import isolated
 _TF32_CAPABILITY = (8, 0)
 
 
-def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
-    """Apply the settings (torch's default permits TF32 for convolutions); returns diagnostics of failures."""
-    with warnings.catch_warnings():
-        # Torch 2.9 calls these flags deprecated. Its newer `fp32_precision` is no replacement yet: with it alone,
-        # whatever still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
-        warnings.simplefilter("ignore")
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = execution.cudnn_benchmark
-    torch.backends.cudnn.deterministic = execution.deterministic
+def apply_settings(execution: Execution, precision: Precision) -> list[Diagnostic]:
+    """Apply the settings that are on; the others stay as the process has them. Returns diagnostics of failures."""
+    if precision.tf32 is not None:
+        tf32.allow(precision.tf32)
+    if execution.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
     if execution.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size; torch refuses to run without.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(execution.deterministic)
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     if execution.interop_threads not in (None, torch.get_num_interop_threads()):
@@ -49,42 +45,22 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """While entered, convolutions and matrix products in fp32 compute in fp32."""
-    flags: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as above
-        before = [flag.allow_tf32 for flag in flags]
-        try:
-            for flag in flags:
-                flag.allow_tf32 = False
-            yield
-        finally:
-            for flag, value in zip(flags, before, strict=True):
-                flag.allow_tf32 = value
-
-
-@contextmanager
 def unchanged_settings() -> Iterator[None]:
     """Restore the flags that `apply_settings` changes for the whole process afterwards."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as above
-        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    is_deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    with tf32.unchanged():
         try:
             yield
         finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
             torch.use_deterministic_algorithms(is_deterministic)
+            torch.set_num_threads(threads)
 
 
 def torch_facts() -> dict[str, Any]:
     """Current versions, flags and threads, as JSON values."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as above
-        matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    matmul_tf32, cudnn_tf32 = tf32.allowed()
     backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())  # OpenMP, native thread pool
     return {
         "torch": torch.__version__,
@@ -110,6 +86,11 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
     if missing is None:
         return wanted, []
     return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)]
+
+
+def formats(precision: Precision, device: Device) -> Formats:
+    """Return the number formats in which the device computes contractions."""
+    return Formats.of(precision, None if _why_no_tf32(device) else tf32.allowed())
 
 
 def _why_no_tf32(device: Device) -> str | None:

@@ -55,7 +55,8 @@ class TorchTrainer(Trainer):
         self._num_averaged = 0
         if decay is not None:
             state = module.state_dict()
-            self._weights = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
+            tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+            self._weights = {name: value.detach() for name, value in tensors.items() if value.is_floating_point()}
             self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average = {name: value.clone() for name, value in self._weights.items()}
         self._writer = ThreadPoolExecutor(2, "checkpoint")  # of the last checkpoint and the weights
@@ -140,7 +141,7 @@ class TorchTrainer(Trainer):
         }
         if self._num_averaged:  # what `model.weights` finds first
             with self.averaged():
-                weights = {name: value.clone() for name, value in self._module.state_dict().items()}
+                weights = deepcopy(self._module.state_dict())
             content |= {"state_dict": weights, "num_averaged": self._num_averaged}
         return content
 
@@ -193,7 +194,7 @@ class TorchTrainer(Trainer):
             groups = self._optimizer.state_dict()["param_groups"]
             own_state = deepcopy(content["optimizer"])  # torch would share its tensors, which training changes
             self._optimizer.load_state_dict({"state": own_state, "param_groups": groups})
-            before = {name: value.clone() for name, value in self._module.state_dict().items()}
+            before = deepcopy(self._module.state_dict())
             self._load()
             self._module.load_state_dict(before)
         except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:

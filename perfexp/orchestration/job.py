@@ -115,10 +115,9 @@ class Run:
         measured = measured_seconds(read_points(self._paths.points))
         seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
-        device = supervisor.device_facts(job).get("name")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
+            self._console.header(assignment.plain, supervisor.facts(job), points=points, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
         """Measure the points without a result, of all replicates or those of these numbers.
@@ -132,7 +131,7 @@ class Run:
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
-            progress.started(len(keys))
+            progress.started(len(keys), len(keys) - sum(key in left for key in keys))
             announce = partial(self._announce, progress)
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             try:

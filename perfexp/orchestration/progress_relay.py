@@ -64,7 +64,7 @@ class ProgressRelay:
         if key not in self._keys:
             self._progress.block(str(own))
         elif event["event"] == "point":
-            self._progress.point(self._keys.index(key), str(own))
+            self._progress.point(str(own))
             if self._count and key.phase == "train":
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)

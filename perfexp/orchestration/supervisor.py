@@ -261,7 +261,7 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
 def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
-    about = About(phase=profiled_key(key).phase, device=device_facts(job), command=job.command)
+    about = About(phase=profiled_key(key).phase, device=facts(job).get("device") or {}, command=job.command)
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
     earlier.make_room(profiler.outputs(place))
@@ -292,10 +292,10 @@ def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlie
     point.doubts += collected.doubts
 
 
-def device_facts(job: Job) -> Mapping[str, Any]:
-    """Return the recorded facts of the device; none if nothing has been measured."""
+def facts(job: Job) -> Mapping[str, Any]:
+    """Return the recorded environment; nothing if a worker has not begun."""
     try:
-        facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]["device"]
+        facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return facts if isinstance(facts, Mapping) else {}

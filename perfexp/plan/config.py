@@ -19,7 +19,7 @@ from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
-from perfexp.plan import schema
+from perfexp.plan import schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema
 from perfexp.prediction import largest_batch
@@ -283,6 +283,8 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
             plain["mode"][phase] = None
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
+    own = [plain["model"]["config"]] if isinstance(plain["model"], dict) and plain["model"].get("config") else []
+    plain["sources"] = sources.hashes({target for _, target in targets(plain)}, map(Path, own))
     plain["format"] = FORMAT
     return plain
 

@@ -12,8 +12,9 @@ from perfexp.devices import Cache
 from perfexp.models import Execution, Precision
 from perfexp.plan.schema import ModeSettings
 
-#: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
-FORMAT = 2
+#: Version of plan.yaml, raised with each change of its keys, and the first one that is continued. History: 1 — without
+#: a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and precision=torch as the default.
+FORMAT, FIRST_FORMAT = 3, 2
 
 
 class DeviceLock(StrEnum):
@@ -85,6 +86,7 @@ class PlanSchema:
 
     Attributes:
         choices: option chosen in each group.
+        sources: SHA-256 of the user's own code by file; see `perfexp.plan.sources`.
         uid: identity of the run, which the manifest of its folder repeats.
     """
 
@@ -120,6 +122,7 @@ class PlanSchema:
     quiet: bool = False
     choices: dict[str, str] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
     uid: str | None = None
     format: int = FORMAT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import yaml
 from perfexp.errors import UserError
 from perfexp.host import credentials, untrusted
 from perfexp.plan.config import Plan, typed
-from perfexp.plan.plan_fields import FORMAT
+from perfexp.plan.plan_fields import FIRST_FORMAT, FORMAT
 
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
@@ -21,7 +21,7 @@ NOT_MEASURED = (
     *("choices", "command", "uid", "format", "timeout_seconds", "device_lock", "host_sharing", "cluster"),
 )
 #: Characters of a value that are shown where two plans differ.
-_LONGEST = 200
+_LONGEST, _LONGEST_HASH = 200, 8
 
 
 class _Dumper(yaml.SafeDumper):
@@ -70,9 +70,10 @@ def read(path: Path) -> dict[str, Any]:
 def read_to_resume(path: Path) -> dict[str, Any]:
     """Read a plan.yaml as plain data, to continue its run; raises UserError if it has another format."""
     plain = read(path)
-    if (version := plain.get("format", 1)) != FORMAT:
+    version = plain.get("format", 1)
+    if type(version) is not int or not FIRST_FORMAT <= version <= FORMAT:
         raise UserError(
-            f"{path} has format {str(version)[:_LONGEST]}; this version resumes format {FORMAT} only. "
+            f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats {FIRST_FORMAT} to {FORMAT}. "
             "Measure again with --overwrite, or use another output_dir."
         )
     return plain
@@ -85,13 +86,38 @@ def plan_hash(plain: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the dotted keys in which two plans measure different things, with both values."""
-    before, after = _flat(old), _flat(new)
+    """List the dotted keys in which two plans measure different things, with both values.
+
+    A key that an older format lacks did not exist then: it had the default that it has now, unless a command sets it.
+    """
+    before, after, command = _flat(old), _flat(new), new.get("command") or ()
+    is_older = old.get("format", 1) < new.get("format", FORMAT)
+    added = {key for key in after.keys() - before.keys() if is_older and not _is_set(key, command)}
     return [
-        f"{key}: {str(before.get(key, '–'))[:_LONGEST]} → {str(after.get(key, '–'))[:_LONGEST]}"
-        for key in sorted(before.keys() | after.keys())
+        f"{key}: {_shown(key, before)} → {_shown(key, after)}"
+        for key in sorted((before.keys() | after.keys()) - added)
         if before.get(key) != after.get(key) and key.split(".")[0] not in NOT_MEASURED
     ]
+
+
+def _shown(key: str, flat: Mapping[str, Any]) -> str:
+    return str(flat.get(key, "–"))[: _LONGEST_HASH if key.startswith("sources.") else _LONGEST]
+
+
+def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List the user's files with code that differ between two plans; none where one is of a format without them."""
+    before, after = old.get("sources"), new.get("sources")
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return []
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _is_set(key: str, command: Iterable[str]) -> bool:
+    """Whether a command sets a key: by its name, that of a mapping around it, or in an experiment."""
+    typed = {text.lstrip("+~").partition("=")[0] for text in command}
+    if key.startswith("sources"):
+        return False
+    return "experiment" in typed or any(f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key)
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -46,6 +46,10 @@ def check(plan: config.Plan) -> None:
     if plan.execution.compile not in (None, *_COMPILE_MODES):
         hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
         raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
+    if plan.gpu_name in ("cpu", "mps") and plan.gpu.get("index"):
+        raise UserError(
+            f"gpu.index={plan.gpu['index']} is for several GPUs, and gpu={plan.gpu_name} is one: leave it out."
+        )
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)

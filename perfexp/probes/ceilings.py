@@ -12,12 +12,14 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Precision
+from perfexp.models import Formats, tf32
 from perfexp.probes import queue, timing
 
 #: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
 _SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
+#: Data types by number format.
+_DATA_TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 #: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
 _SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
 _WARMUP, _MOST_CALLS = 2, 100
@@ -29,8 +31,8 @@ _SLOW_SECONDS = 0.2
 _LIMITS = ("power_limit_watts", "max_sm_clock_hertz", "max_memory_clock_hertz", "application_clock_hertz", "auto_boost")
 
 
-def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = None) -> dict[str, float]:
-    """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
+def ceilings(device: Device, formats: Formats, *, cache: JsonCache | None = None) -> dict[str, float]:
+    """Return the FLOP/s of a matrix product by number format, and the `bytes_per_second` read and written by a copy.
 
     They are sustained: the power limit has slowed the clock down as it does in long runs. Measuring them takes about
     five seconds on a device with nothing running, once for this device, its limits and this torch. Earlier results
@@ -39,15 +41,15 @@ def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = 
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {
-        f"flops_per_second {precision.name}": lambda: _flops_per_second(device, precision),
-        "bytes_per_second": lambda: _bytes_per_second(device),
+        **{name: partial(_flops_per_second, device, name) for name in formats},
+        "bytes_per_second": partial(_bytes_per_second, device),
     }
     for name, measure in measures.items():
         value = cache.find(name)
         if not isinstance(value, int | float):
             value = measure()
             cache.add(name, value)
-        rates[name.partition(" ")[0]] = float(value)
+        rates[name] = float(value)
     return rates
 
 
@@ -63,9 +65,10 @@ def _identity(device: Device) -> Mapping[str, Any]:
     }
 
 
-def _flops_per_second(device: Device, precision: Precision) -> float:
-    data_type = getattr(torch, precision.autocast or precision.storage)
-    rates = []
+@tf32.unchanged()
+def _flops_per_second(device: Device, number_format: str) -> float:
+    tf32.allow(number_format == "tf32")
+    data_type, rates = _DATA_TYPES[number_format], []
     for side in _SIDES[device.kind]:
         first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
         out = torch.empty_like(first)
@@ -76,10 +79,9 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
     return max(rates)
 
 
-def host_flops_per_second(precision: Precision) -> float:
+def host_flops_per_second(number_format: str) -> float:
     """Return the FLOP/s of the fastest of a few matrix products on the CPU, which take some 50 ms."""
-    data_type = getattr(torch, precision.autocast or precision.storage)
-    side = _SIDES["cpu"][0]
+    data_type, side = _DATA_TYPES[number_format], _SIDES["cpu"][0]
     generator = torch.Generator().manual_seed(0)  # the model's random numbers stay as they are
     first, second = (torch.randn(side, side, generator=generator).to(data_type) for _ in range(2))
     seconds = []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfexp.models import Formats
 from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
+from perfexp.records.races import saving_engines
 from perfexp.records.record import Metric, Point, Status
 from perfexp.work import Work
 
@@ -18,6 +21,7 @@ _IMPOSSIBLE = 4.0
 def add_work_metrics(
     point: Point,
     work: Work,
+    formats: Formats,
     peaks: Mapping[str, float | None] | None,
     ceilings: Mapping[str, float] | None = None,
     host_rate: float | None = None,
@@ -25,13 +29,14 @@ def add_work_metrics(
     """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
     The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
-    2204.02311, appendix B) is the rate of the loop's contractions divided by the data sheet's peak, which is one of
-    contractions. `mfu_of_ceiling` is the same divided by the measured peak.
+    2204.02311, appendix B) is the time that the loop's contractions take at the data sheet's peaks, divided by the
+    loop's. `mfu_of_ceiling` is the same with measured peaks.
 
     Args:
         work: work of one call, with its backward pass in training.
-        peaks: FLOP/s of the data sheet by data type, empty if unknown; None for a device without one, and `mfu`.
-        ceilings: reached `flops_per_second` and `bytes_per_second`, empty if they failed; None if not requested.
+        formats: number formats of the contractions, which have different peaks.
+        peaks: FLOP/s of the data sheet by number format, empty if unknown; None for a device without one, and `mfu`.
+        ceilings: reached FLOP/s by number format, and `bytes_per_second`; empty if they failed, None if not requested.
         host_rate: FLOP/s of a matrix product on a CPU, which has no data sheet; None for other devices.
 
     A call that exceeds a ceiling several times over did not do the model's work: the point has failed.
@@ -43,14 +48,22 @@ def add_work_metrics(
         Metric(name="work/activation_bytes", value=work.activation_bytes, unit="bytes"),
         Metric(name="work/parameters", value=work.parameters, unit="1"),
         _rate(point, work),
-        *([] if peaks is None else [_mfu(point, work, peaks)]),
     ]
+    if peaks is not None:
+        reason = (
+            f"no file of conf/gpu has this device's peak in {' or '.join(dict.fromkeys(formats))}; set "
+            "probes.ceilings=true to measure what it reaches"
+        )
+        point.metrics.append(_part(point, _least_seconds(work, formats, peaks), "mfu", reason))
     if ceilings:
+        least = _least_seconds(work, formats, ceilings)
+        highest = work.contraction_flops / least if least else max(ceilings[name] for name in formats)
         point.metrics += [
-            Metric(name="ceiling/flops_per_second", value=ceilings["flops_per_second"], unit="1/s"),
+            Metric(name="ceiling/flops_per_second", value=highest, unit="1/s"),
             Metric(name="ceiling/bytes_per_second", value=ceilings["bytes_per_second"], unit="bytes/s"),
-            _part(point, work, ceilings["flops_per_second"], "mfu_of_ceiling"),
+            _part(point, least, "mfu_of_ceiling"),
         ]
+        point.facts["ceilings"] = dict(ceilings)
     elif ceilings is not None:
         reason = "the device's ceilings could not be measured; see run.log"
         point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
@@ -58,17 +71,17 @@ def add_work_metrics(
     point.doubts += [
         diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
         for metric in shares
-        if metric.value is not None and metric.value > 1
+        if metric.value is not None and metric.value > 1 and not saving_engines(point)
     ]
     if host_rate is not None:
-        shares.append(_part(point, work, host_rate, "share of a matrix product's rate"))
+        shares.append(_part(point, work.contraction_flops / host_rate, "share of a matrix product's rate"))
     for metric in shares:
         if metric.value is not None and metric.value > _IMPOSSIBLE:
             reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
             point.status, point.error = Status.FAILED, reason
-    tf32, fp32 = ((peaks or {}).get(kind) for kind in ("tf32", "fp32"))
-    if point.key.precision == "fp32" and work.contraction_flops and tf32 and fp32 and tf32 > _WORTH * fp32:
-        point.doubts.append(diagnostics.make("tf32_ceiling", ratio=tf32 / fp32))
+    point.doubts += _worth_of_tf32(work, formats, peaks or {})
+    if work.parameters and not work.flops_model and not work.uncounted:
+        point.doubts.append(diagnostics.make("no_work"))
     if work.uncounted:
         point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
 
@@ -79,18 +92,38 @@ def _rate(point: Point, work: Work) -> Metric:
     return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
 
 
-def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
-    kind = point.key.precision.removeprefix("amp_")
-    if not (peak := peaks.get(kind)):
-        reason = (
-            f"no file of conf/gpu has this device's peak in {kind}; set probes.ceilings=true to measure what it reaches"
-        )
-        return Metric(name="mfu", value=None, unit="1", reason=reason)
-    return _part(point, work, peak, "mfu")
+def _seconds_by_kind(
+    work: Work, formats: Formats, rates: Mapping[str, float | None]
+) -> tuple[float | None, float | None]:
+    """The least time of the matrix products and of the convolutions; None where the rate of some is unknown."""
+    amounts = (work.contraction_flops - work.convolution_flops, work.convolution_flops)
+    found = []
+    for amount, name in zip(amounts, formats, strict=True):
+        rate = rates.get(name)
+        found.append(amount / rate if rate else None if amount else 0.0)
+    return found[0], found[1]
 
 
-def _part(point: Point, work: Work, most: float, name: str) -> Metric:
+def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | None]) -> float | None:
+    """The least time of the contractions; None where the rate of some is unknown."""
+    products, convolutions = _seconds_by_kind(work, formats, rates)
+    return None if products is None or convolutions is None else products + convolutions
+
+
+def _worth_of_tf32(work: Work, formats: Formats, peaks: Mapping[str, float | None]) -> list[Diagnostic]:
+    """The note that most of the time would be shorter with TF32."""
+    tf32, fp32 = (peaks.get(kind) for kind in ("tf32", "fp32"))
+    if not (tf32 and fp32 and tf32 > _WORTH * fp32 and work.contraction_flops):
+        return []
+    seconds = dict.fromkeys(formats, 0.0)
+    for kind, least in zip(formats, _seconds_by_kind(work, formats, peaks), strict=True):
+        seconds[kind] += least or 0.0
+    is_most = seconds.get("fp32", 0.0) > sum(seconds.values()) / 2
+    return [diagnostics.make("tf32_ceiling", ratio=tf32 / fp32)] if is_most else []
+
+
+def _part(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
     call = loop_interval(point)
-    if call is None:
-        return Metric(name=name, value=None, unit="1", reason="nothing was timed")
-    return Metric(name=name, value=work.contraction_flops / call.value / most, unit="1")
+    if least_seconds is None or call is None:
+        return Metric(name=name, value=None, unit="1", reason=reason if least_seconds is None else "nothing was timed")
+    return Metric(name=name, value=least_seconds / call.value, unit="1")

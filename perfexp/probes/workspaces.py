@@ -12,7 +12,7 @@ import torch
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, Unsupported
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Execution, Precision
+from perfexp.models import Execution, Precision, tf32
 from perfexp.models.torch_settings import apply_settings, unchanged_settings
 from perfexp.work.operator_calls import OperatorCall
 
@@ -74,7 +74,7 @@ class Workspaces:
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._device, self._start, self._progress = device, start, progress
-        self._tf32 = precision.tf32
+        self._precision = precision
         self._execution = Execution(cudnn_benchmark=execution.cudnn_benchmark, deterministic=execution.deterministic)
         self._dtypes = {"bfloat16": "float16"} if precision.autocast == "float16" else {}
         self._cache = JsonCache(cache_folder("workspaces"), self._context())
@@ -106,7 +106,7 @@ class Workspaces:
             return {}, self._not_started
         sizes, reasons = {}, []
         with unchanged_settings():
-            apply_settings(self._execution, tf32=self._tf32)
+            apply_settings(self._execution, self._precision)
             for number, call in enumerate(calls, 1):
                 self._progress(f"workspaces of convolutions: {number} of {len(calls)}")
                 try:
@@ -122,7 +122,7 @@ class Workspaces:
         return {
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-            "tf32": self._tf32,
+            "tf32": self._precision.tf32 if self._precision.tf32 is not None else tf32.allowed()[1],
             "cudnn_benchmark": self._execution.cudnn_benchmark,
             "deterministic": self._execution.deterministic,
         }

@@ -181,6 +181,14 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the model changes its inputs in place: each call works on a copy of them, and its time includes the copying",
         "clone the inputs in the model, or use operations that are not in place",
     ),
+    "settings_changed": _warning(
+        "the model changed torch's settings while it was measured: {changes}",
+        "set them before the model is called, or by execution.…, so that the record has those of all calls",
+    ),
+    "no_work": _warning(
+        "by the count, a call of this model computes nothing with its parameters",
+        "if it returns a result of an earlier call, or leaves the work to another thread, time what it leaves out",
+    ),
     "accuracy_of_training_data": _note(
         "there are no held-out images: the accuracy is that of the training images",
         "put the images into subfolders train and val",

@@ -12,6 +12,8 @@ from perfexp.statistics.estimators import Interval
 
 #: Engines of torch's own choice, of an algorithm that nobody observes; their times are compared with the chosen ones.
 BASELINES = ("default", "benchmark")
+#: Parts of the names of engines that multiply less than the convolution's definition.
+_MULTIPLY_LESS = ("winograd", "fft")
 #: Name of the metric of `promised`, before the baseline.
 PROMISED = "algorithm/promised_speedup_over_"
 
@@ -29,6 +31,12 @@ def passes(point: Point) -> Iterator[LayerPass]:
     for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
         for one_pass in layer.get("passes", ()):
             yield layer, one_pass
+
+
+def saving_engines(point: Point) -> list[str]:
+    """Return the engines of a point that multiply less than the convolution's definition."""
+    engines = dict.fromkeys(str(one_pass["selected"]) for _, one_pass in passes(point))
+    return [name for name in engines if any(kind in name for kind in _MULTIPLY_LESS)]
 
 
 def is_own_choice(selected: object, status: object) -> bool:

@@ -46,6 +46,8 @@ TIMED = ("train", "inference")
 _LAYERS, _TRIAL = "_layers", "_trial"
 #: Batch size of a key whose batch is searched for: the largest that fits (batch_size=max).
 LARGEST = 0
+#: Precision of plans that name none: torch's own flags.
+USUAL_PRECISION = "torch"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +92,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.input_size[0] * self.input_size[1]
 
     def __str__(self) -> str:
-        text = f"{self.phase} {self.size_label} batch {self.batch_label} {self.precision}"
+        text = f"{self.phase} {self.size_label} batch {self.batch_label}"
+        text += f" {self.precision}" if self.precision != USUAL_PRECISION else ""
         return f"{text} replicate {self.replicate}" if self.replicate else text
 
 

@@ -32,7 +32,7 @@ from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
 from perfexp.summaries.remarks import Raised, failures, raised_diagnostics, scaling_lines
-from perfexp.summaries.subject import distinguishing, label, one_line, plain_fp32, shape, subject, varying
+from perfexp.summaries.subject import distinguishing, label, one_line, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
@@ -74,14 +74,17 @@ class Console:
         self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
         self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
 
-    def header(self, plan: Mapping[str, Any], *, points: str, device: str | None, seconds: float | None) -> None:
-        """Print the subject of a run and its estimated duration; a device or a duration may be unknown (None)."""
+    def header(
+        self, plan: Mapping[str, Any], environment: Mapping[str, Any], *, points: str, seconds: float | None
+    ) -> None:
+        """Print the subject of a run, its device if it is known, and its estimated duration, None if it is not."""
         if self.quiet:
             return
-        self._headed = str(subject(plan))
+        about = subject(plan, environment)
+        self._headed = str(about)
         self._line(self._headed, style="bold")
-        if device:
-            self._line(f"on {one_line(device)}", indent=2)
+        if about.device:
+            self._line(f"on {about.device}", indent=2)
         self._line(f"{points}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: str, seconds: float | None) -> None:
@@ -199,8 +202,7 @@ class Console:
             self._line(str(about), style="bold")
         ranks = f"; {scope}" if (scope := overview.scope_of_ranks(record, rows)) else ""
         same = shape(row.key for row in rows)
-        plain = f"; {text}" if (text := plain_fp32([(record.plan, record.environment)])) else ""
-        self._line(f"{same} on {about.device or 'an unknown device'}{plain}{ranks}".lstrip(), indent=2)
+        self._line(f"{same} on {about.device or 'an unknown device'}{ranks}".lstrip(), indent=2)
         if rows:
             self._grid(overview.points(rows, requested_percentiles(record)))
         self._section("scaling with the input size", scaling_lines(rows))

@@ -49,7 +49,7 @@ def markdown(record: Record) -> str:
     table = rows(record)
     facts = {
         "algorithm": about.algorithm,
-        "precision": about.precision,
+        "precision": about.number_format,
         "execution": about.execution,
         "device": about.device or "unknown",
         **({"size": same} if (same := shape(row.key for row in table)) else {}),

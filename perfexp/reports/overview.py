@@ -210,7 +210,7 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
         return None
     if wording.COVERAGE in titles:
         notes += convolutions.coverage(record)
-    notes += metric_notes.peaks(rows, others)
+    notes += metric_notes.peaks(record, rows, others)
     if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
         notes += convolutions.saved_multiplications(record)
     notes += metric_notes.speedups(record, rows, others)

@@ -77,7 +77,7 @@ class Progress:
     ) -> None:
         self._console, self._err, self._plain, self._quiet = console, err, plain, quiet
         self._clock, self._whole = clock, whole
-        self._total = self._finished = self._index = 0
+        self._total = self._finished = 0
         self._key = ""
         self._left_seconds: float | None = None
         self._updated = clock()
@@ -94,9 +94,9 @@ class Progress:
         if not self._bar.disable:
             self._bar.stop()
 
-    def started(self, total: int) -> None:
-        """A worker runs; `total` is the number of points."""
-        self._total = total
+    def started(self, total: int, finished: int = 0) -> None:
+        """A worker runs; of `total` points some are `finished` from the start."""
+        self._total, self._finished = total, finished
         self._draw("loading")
 
     def begun(self) -> None:
@@ -110,9 +110,9 @@ class Progress:
         """Set the estimated seconds from now to the end of the run; None if unknown."""
         self._left_seconds, self._updated = seconds, self._clock()
 
-    def point(self, index: int, key_text: str) -> None:
-        """Point number `index`, from 0, begins."""
-        self._index, self._key = index, key_text
+    def point(self, key_text: str) -> None:
+        """A point begins."""
+        self._key = key_text
         self._draw(key_text)
 
     def epochs(self, done: int, total: int, figures: str, left_seconds: float | None) -> None:
@@ -152,7 +152,7 @@ class Progress:
         if self._quiet or not (self._plain or status != Status.OK) or is_all_of_a_run:
             return
         ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
-        self._print(f"[{self._index + 1}/{self._total}] {self._key}: {ending}")
+        self._print(f"[{self._finished}/{self._total}] {self._key}: {ending}")
 
     @property
     def left_text(self) -> str:

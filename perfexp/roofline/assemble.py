@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +11,15 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.gpu_sheets import GpuFile
+from perfexp.models import Formats
 from perfexp.records.layer_lines import name_of, pass_of, seconds_of
-from perfexp.records.record import Point, Record, is_layers
+from perfexp.records.record import USUAL_PRECISION, Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
 from perfexp.roofline.peaks import ADD, Peaks, device_of, from_measured, from_source, matching, of_layers
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
+from perfexp.summaries.subject import tf32
 
 #: What a run can do for a device without a data sheet.
 _MEASURE_CEILINGS = (
@@ -224,12 +226,12 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
-    kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
+    formats, lines = _formats(record, point), point.facts["layers"]["lines"]
     algorithm = _algorithm_of_all(record)
     timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
-    if not (peaks.of(kind) and peaks.dram_bytes_per_second):
+    if not (all(map(peaks.of, formats)) and peaks.dram_bytes_per_second):
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
@@ -241,27 +243,37 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     roofline = _roofline(
         title,
         peaks,
-        _analytic(lines, kind, algorithm),
-        [(name, label, which, _analytic([line], kind, algorithm)) for name, label, which, line in layers],
-        [(name, "pass", _analytic(own, kind, algorithm)) for name, own in passes.items()],
+        _analytic(lines, formats, algorithm),
+        [(name, label, which, _analytic([line], formats, algorithm)) for name, label, which, line in layers],
+        [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()],
         is_analytic=True,
     )
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 
-def _analytic(lines: Sequence[Mapping[str, Any]], kind: str, algorithm: str) -> Load:
+def _formats(record: Record, point: Point) -> Formats:
+    if point.key.precision == USUAL_PRECISION:
+        return Formats.of_flags(tf32(record.environment) or (False, False))
+    name = point.key.precision.removeprefix("amp_")
+    return Formats(name, name)
+
+
+def _analytic(lines: Sequence[Mapping[str, Any]], formats: Formats, algorithm: str) -> Load:
     """The work of some lines: those with known work cover the whole call, so the others add nothing.
 
     Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
     """
     timed = [line for line in lines if seconds_of(line) > 0]
-    flops = [line["flops"] for line in lines if line["flops"] is not None]
+    flops = Counter[str]()
+    for line in lines:
+        if line["flops"] is not None:
+            flops[formats.convolutions if line.get("convolution") else formats.products] += line["flops"]
     moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
     has_bytes = moved and all(pass_of(line) in _FORWARD for line in timed)
     return Load(
         seconds=sum(map(seconds_of, lines)),
         launches=len(timed),
-        flops={kind: float(sum(flops))} if flops else None,
+        flops={kind: float(amount) for kind, amount in flops.items()} or None,
         dram_bytes=float(sum(moved)) if has_bytes else None,
         flops_basis=Basis.analytic,
         bytes_basis=Basis.analytic,

@@ -150,6 +150,8 @@ def of_layers(record: Record, point: Point) -> Peaks:
     names = {point.key.precision.removeprefix("amp_"): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
     measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
+    if timed is not None and (rates := timed.facts.get("ceilings")):  # by number format
+        measured = {"dram" if kind == "bytes_per_second" else kind: rate for kind, rate in rates.items()}
     return replace(of_plan(record.plan), measured=measured)
 
 

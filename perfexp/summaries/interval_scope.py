@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from perfexp.records import units
 from perfexp.records.summary import Row
 from perfexp.statistics import variance
-from perfexp.summaries.wording import ANOTHER_RUN, percent
+from perfexp.summaries.wording import ANOTHER_RUN, up_to
 
 _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
@@ -130,4 +130,6 @@ def _spread_text(rows: Sequence[Row]) -> str:
     if not spreads:
         return ""
     kinds = " or ".join(dict.fromkeys(row.time_kind for row in rows if row.spread is not None and row.time_kind))
-    return f", standard deviation {'up to ' if len(spreads) > 1 else ''}{percent(max(spreads))} in {kinds}"
+    if max(spreads) > 1:
+        return f", which differ by a factor of {1 + max(spreads):.2g} in {kinds}"
+    return f", standard deviation {up_to(spreads)} in {kinds}"

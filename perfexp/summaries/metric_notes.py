@@ -9,6 +9,7 @@ from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.record import Metric, Record
 from perfexp.records.summary import Row
 from perfexp.summaries import wording
+from perfexp.summaries.subject import number_format
 
 #: Joules of calls at the pace of the device, beside those of the loop.
 _QUEUED = "energy/queued_per_call_joules"
@@ -21,10 +22,10 @@ _PEAKS = {
 }
 
 
-def peaks(rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
+def peaks(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> list[str]:
     """Which peak each MFU is a share of, in which precision."""
     names = {metric.name for metric in shown if metric.value is not None}
-    precisions = {row.key.precision.removeprefix("amp_") for row in rows}
+    precisions = {number_format(row.key.precision.removeprefix("amp_"), [record.environment]) for row in rows}
     of = f"in {precisions.pop()}" if len(precisions) == 1 else "in the precision of each point"
     texts = [f"{title} is of {peak} {of}" for name, (title, peak) in _PEAKS.items() if name in names]
     return ["; ".join(texts)] if texts else []

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp.records.record import LARGEST, Key
+from perfexp.records.record import LARGEST, USUAL_PRECISION, Key
 
 #: Settings of the execution that its words name besides the compile mode: those that are on, and numbers.
 _SWITCHES = ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic")
 _NUMBERS = ("threads", "interop_threads")
 #: Settings that the words of the execution show.
 EXECUTION_KEYS = frozenset({"compile", *_SWITCHES, *_NUMBERS})
+#: Major compute capability from which on NVIDIA's boards have TF32.
+_FIRST_TF32 = 8
+#: Precisions of float32 in words, and so for the flags of TF32 of matrix products and convolutions.
+_FLOAT32 = {"torch": "float32"}
+_FLAGS = {
+    "torch": {
+        (False, True): "float32, TF32 convolutions (PyTorch's default)",
+        (True, True): "float32, TF32 convolutions and products",
+        (True, False): "float32, TF32 products",
+        (False, False): "float32, no TF32",
+    },
+    "fp32": {(False, False): "fp32 (no TF32)"},
+}
 #: Axes of a sweep over models.
 MODEL_AXES = ("model", "model.name")
 _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
@@ -23,51 +36,53 @@ class Subject:
     """The subject of a plan, by the names that its user chose.
 
     `execution` is `eager`, or the settings that differ from it; the device is `2 × NVIDIA H200` for several, or None.
+    `number_format` is the precision in words, with what the device does about TF32.
     """
 
     model: str
     algorithm: str
     mode: str
     precision: str
+    number_format: str
     execution: str
     device: str | None
 
     def __str__(self) -> str:
-        return " · ".join((self.model, self.algorithm, self.mode, self.precision, self.execution))
+        return " · ".join((self.model, self.algorithm, self.mode, self.number_format, self.execution))
 
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
     """Return the subject of a resolved plan, and the device of an environment."""
     algorithm, facts = plan.get("algorithm"), environment or {}
     has_layers = isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))  # some have an algorithm of their own
+    precision = _node_name(plan, "precision")
     return Subject(
         model=_node_name(plan, "model"),
         algorithm=_node_name(plan, "algorithm") + ("+layers" if has_layers else ""),
         mode=_node_name(plan, "mode"),
-        precision=_node_name(plan, "precision"),
+        precision=precision,
+        number_format=number_format(precision, [facts]),
         execution=_execution(plan.get("execution")),
         device=_devices(facts.get("device"), facts.get("ranks")),
     )
 
 
-def allows_tf32(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> bool:
-    """Whether float32 may be multiplied as TF32 where the device can, as by PyTorch's default for convolutions."""
-    device, precision = environment.get("device"), plan.get("precision")
-    is_cuda = isinstance(device, Mapping) and device.get("kind") == "cuda"
-    return not is_cuda or not isinstance(precision, Mapping) or precision.get("tf32") is not False
+def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
+    """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
+    usual = _FLOAT32.get(precision, precision)
+    texts = {_FLAGS[precision].get(flags, usual) if (flags := tf32(one)) else usual for one in environments}
+    return texts.pop() if precision in _FLAGS and len(texts) == 1 else usual
 
 
-def plain_fp32(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
-    """Return `fp32 (no TF32)` if all runs, by plan and environment, are in float32 without TF32; else nothing."""
-    found = {
-        _node_name(plan, "precision") == "fp32" and not allows_tf32(plan, environment) for plan, environment in runs
-    }
-    return "fp32 (no TF32)" if found == {True} else ""
-
-
-def with_plain_fp32(words: str, plain: str) -> str:
-    """Return words of a subject, joined by ` · `, with their `fp32` as `plain_fp32` says it."""
-    return " · ".join(plain if word == "fp32" and plain else word for word in words.split(" · "))
+def tf32(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
+    """Return whether matrix products and convolutions of float32 were allowed TF32; None where a device has none."""
+    device, session = environment.get("device"), environment.get("session")
+    if not isinstance(device, Mapping) or not isinstance(session, Mapping):
+        return None
+    matmul, cudnn = (session.get(f"{part}_allow_tf32") for part in ("matmul", "cudnn"))
+    known = str(device.get("compute_capability") or "").partition(".")[0]
+    has_none = device.get("kind") != "cuda" or device.get("rocm") or (known.isdecimal() and int(known) < _FIRST_TF32)
+    return (matmul, cudnn) if isinstance(matmul, bool) and isinstance(cudnn, bool) and not has_none else None
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
@@ -120,19 +135,25 @@ def shape(keys: Iterable[Key]) -> str:
     return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")]) if key_list else ""
 
 
-def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:
-    """Return the fields of a key as words: `train · 256 · batch 4`; the first replicate is left out by default."""
-    silent = fields is _KEY_FIELDS and not key.replicate
-    shown = [field for field in _KEY_FIELDS if field in fields and not (field == "replicate" and silent)]
-    return " · ".join(field_text(key, field, named=True) for field in shown)
+def label(key: Key, fields: Sequence[str] = _KEY_FIELDS, environments: Collection[Mapping[str, Any]] = ()) -> str:
+    """Return the fields of a key as words, `train · 256 · batch 4`: by default without what is usual.
+
+    Args:
+        environments: environments of the runs that the key is of, which tell what a precision meant.
+    """
+    usual = {"replicate": 0, "precision": USUAL_PRECISION} if fields is _KEY_FIELDS else {}
+    shown = [field for field in _KEY_FIELDS if field in fields and getattr(key, field) != usual.get(field, "")]
+    return " · ".join(field_text(key, field, environments, named=True) for field in shown)
 
 
-def field_text(key: Key, field: str, *, named: bool = False) -> str:
+def field_text(key: Key, field: str, environments: Collection[Mapping[str, Any]] = (), *, named: bool = False) -> str:
     """Return one field of a key (`phase`, `input_size`, …) as a word; if `named`, with the noun of a number."""
     if field == "input_size":
         return key.size_label
     if field == "batch_size" and key.batch_size == LARGEST:
         return "largest batch" if named else key.batch_label
+    if field == "precision":
+        return number_format(key.precision, environments)
     text = "cold start" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
     return f"{field.removesuffix('_size')} {text}" if named and field in ("batch_size", "replicate") else text
 

@@ -16,7 +16,7 @@ from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import common_device, constant, label, one_line, plain_fp32, subject, with_plain_fp32
+from perfexp.summaries.subject import common_device, constant, label, one_line, subject
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -42,13 +42,12 @@ def setting(records: Sequence[Record]) -> str:
         names.pop() if len(names := {getattr(one, name) for one in subjects}) == 1 else ""
         for name in ("model", "algorithm", "execution")
     )
-    point = label(keys[0], same) if keys and (same := constant(keys)) else ""
-    device = common_device(record.environment for record in records)
-    plain = plain_fp32((record.plan, record.environment) for record in records)
-    named = with_plain_fp32(" · ".join(filter(None, (model, algorithm, point, execution))), plain)
-    words = [named, f"on {device}" if device else ""]
+    environments = [record.environment for record in records]
+    point = label(keys[0], same, environments) if keys and (same := constant(keys)) else ""
+    device = common_device(environments)
+    words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
     ranks = "; batch, times and memory are of one rank, samples/s and time per sample of all"
-    return " ".join(filter(None, words)) + ranks * any("ranks" in record.environment for record in records)
+    return " ".join(filter(None, words)) + ranks * any("ranks" in one for one in environments)
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
@@ -104,14 +103,16 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
-    plain = {child.job: plain_fp32([(one.plan, one.environment)]) for child, one in paired(sweep, records) if one}
+    formats = {
+        child.job: subject(one.plan, one.environment).number_format for child, one in paired(sweep, records) if one
+    }
     phases = {row.key.phase for table in tables for row in table}
     kinds = wording.time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
     remarks = [_remarks(child.status, table, raised.get(child.job)) for child, table in lines]
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
-        *(Column(name, [_axis(name, child, plain) for child in children]) for name in axes),
+        *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
@@ -128,9 +129,9 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
-def _axis(name: str, child: SweepChild, plain: Mapping[int, str]) -> str:
+def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
     value = one_line(child.axes.get(name, ""))
-    return with_plain_fp32(value, plain.get(child.job, "")) if name == "precision" else value
+    return formats.get(child.job, value) if name == "precision" else value
 
 
 def in_a_line(record: Record) -> str:

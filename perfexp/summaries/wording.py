@@ -57,6 +57,8 @@ _NEGLIGIBLE = 0.005
 #: Rounding error of a sum of shares.
 _ROUNDING = 1e-9
 TOO_FEW = "too few effective samples"
+#: Relative half-width that narrower intervals are shown with.
+_LEAST_WIDTH = 1e-4
 #: What the figures of one process leave open.
 ANOTHER_RUN = "another run on this machine may differ by more"
 
@@ -71,7 +73,7 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     width = interval.relative_half_width
     if ends and _has_ends(interval):
         return f"{text} ({ends})"
-    return f"{text} ± {percent(width)}" if width is not None else f"{text}, no interval"
+    return f"{text} ± {percent(max(width, _LEAST_WIDTH))}" if width is not None else f"{text}, no interval"
 
 
 def range_text(interval: estimators.Interval) -> str:
@@ -151,7 +153,13 @@ def percent(fraction: float) -> str:
         return f"{value:.0f} %"
     if 0 < abs(value) < 0.005:
         return "< 0.01 %"
-    return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
+    return f"{value:.1f} %" if abs(value) >= 0.1 else f"{units.digits(value, 1)} %"
+
+
+def up_to(fractions: Sequence[float]) -> str:
+    """Return the largest of some fractions as a bound, `up to 0.8 %`, or as it is for one."""
+    most = percent(max(fractions, default=0.0))
+    return most if len(fractions) < 2 or most.startswith("<") else f"up to {most}"
 
 
 def percent_range(fractions: Iterable[float]) -> str:

@@ -6,11 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfexp.records.races import BASELINES, LayerPass, is_own_choice, passes, seconds_of, sums, timed_passes
+from perfexp.records.races import (
+    BASELINES,
+    LayerPass,
+    is_own_choice,
+    passes,
+    saving_engines,
+    seconds_of,
+    sums,
+    timed_passes,
+)
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import allows_tf32, label, subject, varying
+from perfexp.summaries.subject import label, subject, tf32, varying
 from perfexp.summaries.wording import interval_text, percent_range
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
@@ -18,8 +27,6 @@ from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
 #: What `fastest` leaves to torch.
 _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
-#: Parts of the names of engines that multiply less than a direct convolution.
-_MULTIPLY_LESS = ("winograd", "fft")
 
 
 def lines(record: Record) -> list[Line]:
@@ -53,7 +60,7 @@ def sentences(record: Record) -> list[str]:
     texts = [
         (point, text)
         for point, own in timed
-        for text in _of(own, allows_tf32=allows_tf32(record.plan, record.environment))
+        for text in _of(own, has_no_tf32=tf32(record.environment) == (False, False))
     ]
     return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
 
@@ -86,8 +93,7 @@ def _shares(point: Point) -> dict[str, float]:
 
 def saved_multiplications(record: Record) -> list[str]:
     """Return why MFU is not a share of the peak, if algorithms ran that multiply less than the counted convolution."""
-    engines = dict.fromkeys(one_pass["selected"] for point in record.points for _, one_pass in passes(point))
-    names = [str(engine) for engine in engines if any(kind in str(engine) for kind in _MULTIPLY_LESS)]
+    names = list(dict.fromkeys(name for point in record.points for name in saving_engines(point)))
     if not names:
         return []
     verb = "need" if names[1:] else "needs"
@@ -97,20 +103,20 @@ def saved_multiplications(record: Record) -> list[str]:
     ]
 
 
-def _of(timed: list[LayerPass], *, allows_tf32: bool) -> Iterator[str]:
+def _of(timed: list[LayerPass], *, has_no_tf32: bool) -> Iterator[str]:
     for which in dict.fromkeys(one_pass["which"] for _, one_pass in timed):
         own = [each for each in timed if each[1]["which"] == which]
         chosen = Counter(one_pass["selected"] for _, one_pass in own)
         times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(own).items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{_remarks(own, allows_tf32)}"
+        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{_remarks(own, has_no_tf32)}"
 
 
 def _text(interval: Interval) -> str:
     return format_seconds(interval.value) if interval.low is None else interval_text(interval)
 
 
-def _remarks(own: list[LayerPass], allows_tf32: bool) -> str:
+def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
     """How the engines were launched, that their times are of an earlier process, and what they are compared with."""
     launchings = sorted({one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"})
     remarks = [f"all {' or '.join(launchings)}"] if launchings else []
@@ -118,8 +124,8 @@ def _remarks(own: list[LayerPass], allows_tf32: bool) -> str:
     remarks += [f"cached on {since[0]} (algorithm.reuse=false measures again)"] if since else []
     unsteady = list(dict.fromkeys(one_pass["not_cached"] for _, one_pass in own if one_pass.get("not_cached")))
     remarks += [f"not cached: {unsteady[0]}"] if unsteady else []
-    if not allows_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
-        remarks.append("all without TF32, which PyTorch allows for convolutions by default (precision=tf32)")
+    if has_no_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
+        remarks.append("all without TF32, which PyTorch allows for convolutions by default (precision=torch)")
     return "".join(f"; {remark}" for remark in remarks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perfexp.records.record import LARGEST, Key, Record
+from perfexp.records.record import LARGEST, USUAL_PRECISION, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import EXECUTION_KEYS, one_line, subject
@@ -32,7 +32,7 @@ _NOUNS = {
 #: Further axes that a name shows by value only.
 _PLAIN = ("gpu", "experiment")
 #: Words that names leave out unless a sweep varies them.
-_USUAL = ("default", "fp32", "eager")
+_USUAL = ("default", USUAL_PRECISION, "eager")
 _MODES = {"inference": "inf", "train_inference": "tr+inf"}
 #: Settings of the execution by the words that names have.
 _EXECUTIONS = {

@@ -139,6 +139,11 @@ class Work:
         return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows)
 
     @property
+    def convolution_flops(self) -> int:
+        """The part of `contraction_flops` in convolutions."""
+        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows if row.convolution)
+
+    @property
     def bytes_min(self) -> int:
         """Least bytes that the rows of the forward pass read and write, each by itself."""
         return sum(row.bytes_min for row in self.rows)

@@ -51,13 +51,21 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists, sets, mappings and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        for item in value:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+    """All tensors in nested tuples, lists, sets, mappings and dataclasses, which may contain themselves."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+            continue
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            waiting += reversed(list(one.values()))
+        elif isinstance(one, (tuple, list)):
+            waiting += reversed(one)
+        elif isinstance(one, (set, frozenset)):
+            waiting += one
+        elif dataclasses.is_dataclass(one) and not isinstance(one, type):
+            waiting += reversed([getattr(one, field.name) for field in dataclasses.fields(one)])

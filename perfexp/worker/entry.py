@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -193,4 +194,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread of the model would keep this process alive
+    sys.exit(code)

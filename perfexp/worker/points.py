@@ -109,7 +109,7 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
     try:
         from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without
 
-        return ceilings(procedure.device, procedure.session.precision)
+        return ceilings(procedure.device, procedure.session.formats)
     except Exception:  # the points' own times do not depend on it
         traceback.print_exc()
         return {}

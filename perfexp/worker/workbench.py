@@ -43,8 +43,12 @@ class Workbench:
     """Everything that a worker measures with.
 
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
+
+    Attributes:
+        owns_process: whether the model ends with this process, so that nobody uses what it leaves behind.
     """
 
+    owns_process = True
     device: Device
     data: Data
     session: Session
@@ -153,6 +157,8 @@ class Workbench:
             num_classes=self.data.num_classes if self.data.labelled else None,
             seed=self.plan.seed,
         )
+        if len(self.plan.phases) > 1 or not self.owns_process:
+            self.session.keep_differentiable()
 
     def build_model(self) -> Any:
         """Build the plan's model."""

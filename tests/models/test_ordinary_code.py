@@ -1,6 +1,8 @@
 """What authors of modules write, and what perfexp must not trip over or time silently."""
 
+import dataclasses
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,11 +10,14 @@ from torch import nn
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
+from perfexp.host import forked
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import ByOutput
 from perfexp.models.module import adapt, live_model
+from perfexp.models.torch_settings import unchanged_settings
 from perfexp.records.record import Status
 from perfexp.work.count import count
+from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import Inconclusive
 from tests.models.test_as_written import measured
 
@@ -82,7 +87,7 @@ def test_modes_are_set_as_far_as_the_author_lets_them(kind, phase):
     trains = phase == "train"
     assert set(modes) == {(trains, trains and kind is not Frozen)}
     assert getattr(module, "fitted", 0) == 0
-    assert getattr(module, "evaluated", 1) == 1
+    assert getattr(module, "evaluated", 1 + trains) == 1 + trains
 
 
 class Rotary(Small):
@@ -346,3 +351,300 @@ def test_a_size_that_does_not_fit_is_still_explained():
     session = opened(Small())
     with session.inferring(), pytest.raises(Unsupported, match="mine can't take 2 × 3 × 2 × 2: "):
         session.first_forward(session.random_batch((2, 2), 2, 0))
+
+
+class Folding(Small):
+    """Folds weights in `eval()` only, as adapters and re-parametrized networks do."""
+
+    is_folded, folded_calls = False, ()
+
+    def train(self, mode=True):
+        self.is_folded = False
+        return super().train(mode)
+
+    def eval(self):
+        super().eval()
+        self.is_folded = True
+        return self
+
+    def forward(self, x):
+        self.folded_calls += (self.is_folded,)
+        return super().forward(x)
+
+
+def test_every_inference_call_comes_after_the_authors_eval():
+    module = Folding()
+    assert measured(module, "inference").status is Status.OK
+    assert set(module.folded_calls) == {True}
+
+
+class SameValues(Small):
+    def forward(self, x):
+        return super().forward(x.clamp_(-100, 100))
+
+
+class Reshaping(Small):
+    def forward(self, x):
+        return super().forward(x.unsqueeze_(0)[0])
+
+
+class Transposing(Small):
+    def forward(self, x):
+        return super().forward(x.transpose_(2, 3))
+
+
+@pytest.mark.parametrize("phase", ["inference", "train"])
+@pytest.mark.parametrize("kind", [SameValues, Reshaping, Transposing])
+def test_every_call_finds_the_shape_of_the_inputs_as_it_was(kind, phase):
+    module, seen = kind(), set()
+    module.register_forward_pre_hook(lambda _, given: seen.add((given[0].shape, given[0].stride())))
+    point = measured(module, phase)
+    assert point.status is Status.OK, point.error
+    assert "inputs_changed" in [doubt.code for doubt in point.doubts]
+    assert len(seen) == 1
+
+
+class Forces(Small):
+    """Differentiates in its call, as models of energies and forces do."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).sum(), x)[0].mean((2, 3))
+
+
+def test_a_model_that_differentiates_in_its_call_is_measured():
+    point = measured(Forces(), "inference")
+    assert point.status is Status.OK, point.error
+
+
+class Positions(Small):
+    """Keeps a table from its first call, which autograd may have to save for a later one."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.cos(torch.arange(4.0))
+        return self.head(self.norm(self.conv(x)).mean((2, 3)) * self.table)
+
+
+def test_tables_from_an_inference_can_be_trained_with():
+    module = Positions()
+    session = opened(module)
+    session.keep_differentiable()
+    with session.inferring():
+        session.forward(torch.randn(2, 3, 8, 8))
+    module.train()(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert session.facts()["grad_mode"] == "no_grad"
+
+
+def test_lazy_modules_are_measured_and_not_trained():
+    def module():
+        return nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(5))
+
+    assert measured(module(), "inference").status is Status.OK
+    point = measured(module(), "train")
+    assert (point.status, "lazy" in point.error) == (Status.UNSUPPORTED, True)
+
+
+class LateHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), None
+
+    def forward(self, x):
+        features = self.conv(x).mean((2, 3))
+        if self.head is None:
+            self.head = nn.Linear(features.shape[1], 5)
+        return self.head(features)
+
+
+class Adapter(Small):
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name.startswith("head")}
+
+
+class Extra(Small):
+    seen = 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen, "at": Status.OK}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [LateHead, Adapter, Extra])
+def test_weights_are_restored_whatever_the_state_dict_is(kind):
+    module = kind()
+    weights = module.conv.weight.detach().clone()
+    session = opened(module)
+    for _ in range(2):
+        session.reset()
+        assert torch.equal(module.conv.weight, weights)
+        with session.training():
+            update = session.optimizer({"lr": 0.1})
+            batch = session.random_batch((8, 8), 2, 0)
+            outputs = session.first_forward(batch)
+            session.backward((outputs**2).sum())
+            update()
+        assert not torch.equal(module.conv.weight, weights)
+    session.reset()
+    assert getattr(module, "seen", 0) == 0
+
+
+class OwnZeroGrad(Small):
+    def zero_grad(self):
+        raise AssertionError("of another use")
+
+
+class ListOfParameters(Small):
+    def parameters(self):
+        return list(super().parameters())
+
+
+class Groups(Small):
+    def parameters(self):
+        return [{"params": self.conv.parameters()}, {"params": self.head.parameters(), "lr": 0.5}]
+
+
+class OwnLoss(Small):
+    def loss(self):
+        return 0.0
+
+    def sample_shape(self):
+        return 8, 8
+
+
+class Circular(Small):
+    def forward(self, x):
+        tree = {"scores": super().forward(x)}
+        tree["parent"] = [tree["scores"]]
+        tree["parent"].append(tree["parent"])
+        return tree["scores"]
+
+
+@pytest.mark.parametrize("phase", ["inference", "train"])
+@pytest.mark.parametrize("kind", [OwnZeroGrad, ListOfParameters, Groups, OwnLoss, Circular])
+def test_methods_of_other_uses_are_left_alone(kind, phase):
+    point = measured(kind(), phase)
+    assert point.status is Status.OK, point.error
+
+
+def test_outputs_that_contain_themselves_have_their_tensors():
+    outputs = [torch.zeros(1)]
+    outputs.append({"again": outputs, "more": torch.ones(1)})
+    assert [float(one) for one in tensors_in(outputs)] == [0.0, 1.0]
+
+
+class Moves(Small):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.ones(4)
+
+    def to(self, *args, **kwargs):
+        super().to(*args, **kwargs)
+        self.table = self.table.to(*args, **kwargs)
+        return self
+
+    def forward(self, x):
+        return nn.functional.linear(self.conv(x).mean((2, 3)) * self.table, self.head.weight)
+
+
+def test_a_to_of_the_authors_moves_what_it_knows_of():
+    session = opened(Moves(), name="bf16", storage="bfloat16")
+    assert session.module.table.dtype is torch.bfloat16
+
+
+class Exits(Small):
+    def forward(self, x):
+        raise SystemExit(3)
+
+
+def test_a_call_that_would_end_the_process_fails():
+    point = measured(Exits(), "inference")
+    assert (point.status, "sys.exit(3)" in point.error) == (Status.FAILED, True)
+
+
+@dataclasses.dataclass
+class Answer:
+    scores: object
+
+
+class LaterInside(Small):
+    def forward(self, x):
+        return Answer(super(LaterInside, self).forward(x) for _ in range(1))
+
+
+def test_a_generator_inside_an_output_is_refused():
+    point = measured(LaterInside(), "inference")
+    assert (point.status, "generator" in point.error) == (Status.UNSUPPORTED, True)
+
+
+class Cached(Small):
+    kept = None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = super().forward(x)
+        return self.kept
+
+
+class Threads(Small):
+    def forward(self, x):
+        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Cached, "no_work"), (Threads, "settings_changed")])
+def test_calls_that_are_not_what_they_seem_are_named(kind, code):
+    with unchanged_settings():
+        point = measured(kind(), "inference")
+    assert point.status is Status.OK, point.error
+    assert code in [doubt.code for doubt in point.doubts]
+
+
+class Pooled(Small):
+    """Computes in a thread, which a copy of the process does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = ThreadPoolExecutor(1)
+        self.pool.submit(int).result()
+
+    def forward(self, x):
+        return self.pool.submit(super().forward, x).result()
+
+
+def test_a_copy_that_waits_for_a_thread_is_given_up(monkeypatch):
+    monkeypatch.setattr(forked, "_IDLE_SECONDS", 1.0)
+    module = Pooled()
+    with pytest.raises(Inconclusive, match="thread"):
+        count(module, torch.randn(2, 3, 8, 8))
+    module.pool.shutdown()
+
+
+class Loads(Small):
+    """Takes batches of its own from processes, which belong to the process that started them."""
+
+    def __init__(self):
+        super().__init__()
+        self.loader = iter(torch.utils.data.DataLoader(list(range(8)), num_workers=1))
+
+    def forward(self, x):
+        return super().forward(x) + next(self.loader)
+
+
+@pytest.mark.slow
+def test_a_copy_takes_nothing_from_processes_of_the_model():
+    module, inputs = Loads().eval(), torch.randn(2, 3, 8, 8)
+    first = [module(inputs) - Small.forward(module, inputs) for _ in range(2)]
+    with pytest.raises((Inconclusive, RuntimeError, AssertionError)):
+        count(module, inputs)
+    rest = [module(inputs) - Small.forward(module, inputs) for _ in range(6)]
+    assert [round(float(one.detach()[0, 0])) for one in [*first, *rest]] == list(range(8))

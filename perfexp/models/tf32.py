@@ -1,0 +1,65 @@
+"""TF32: read, set and restore torch's flags for matrix products and convolutions of float32."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+
+def allowed() -> tuple[bool, bool]:
+    """Return whether matrix products, and cuDNN's convolutions, of float32 may use TF32."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):  # the older flags raise an error where a program has set the newer ones
+        return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    return matmul.allow_tf32, cudnn.allow_tf32
+
+
+def allow(value: bool) -> None:
+    """Set both flags.
+
+    Torch 2.9 calls them deprecated. Its newer `fp32_precision` is no replacement yet: with it alone, whatever still
+    reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
+    """
+    with _without_warnings():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = value
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Restore the flags afterwards: the newer ones where a program has set them, as the older ones then fail."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    saved: list[tuple[Any, str, Any]] = []
+    with _without_warnings():
+        for older, newer in ((matmul, "cuda.matmul"), (cudnn, "cudnn.conv"), (cudnn, "cudnn.rnn")):
+            try:
+                saved.append((older, "allow_tf32", older.allow_tf32))
+            except RuntimeError:
+                flag = attrgetter(newer)(torch.backends)
+                saved.append((flag, "fp32_precision", flag.fp32_precision))
+    try:
+        yield
+    finally:
+        with _without_warnings():
+            for flag, name, value in saved:
+                setattr(flag, name, value)
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """While entered, convolutions and matrix products of float32 compute in float32."""
+    with unchanged():
+        allow(False)
+        yield
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
