@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,15 @@ def test_relative_links_lead_to_files(page):
     if not (DOCS / "results").is_dir():
         targets = [target for target in targets if "results/" not in target]
     assert not [target for target in targets if target and not ((ROOT / page).parent / target).exists()]
+
+
+def test_the_tested_versions_of_python_are_the_same_everywhere():
+    """README and architecture in one sentence, with each version that pyproject.toml names."""
+    texts = [
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/explanation/architecture.md")
+    ]
+    [tested] = {re.search(r"Tested on Linux: .*? untested", text)[0] for text in texts}
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    versions = [text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)]
+    assert re.findall(r"Python (3\.\d+)", tested) == versions

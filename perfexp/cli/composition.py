@@ -183,8 +183,12 @@ def _masked_stdout() -> Iterator[None]:
 
 def refuse_words(arguments: Sequence[str]) -> None:
     """Raise UserError for words and flags that are not overrides, with the command that was meant."""
+    is_cut = (one[-1:] == "=" and not re.match("-|.*=", two) for one, two in pairwise(arguments))
+    if any(is_cut) or any(word[:1] == "=" for word in arguments):
+        joined = re.sub(" ?= ?", "=", shlex.join(arguments))
+        raise UserError(f"'=' has spaces around it; leave them out: perfexp {joined}")
     if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
-        raise UserError(f"settings are KEY=VALUE. Did you mean: perfexp {shlex.join(overrides)}")
+        raise UserError(f"perfexp has other names for that. Did you mean: perfexp {shlex.join(overrides)}")
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):

@@ -74,6 +74,17 @@ def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
     module._apply(placed)  # type: ignore[no-untyped-call]
 
 
+def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
+    """Return why a module's call does not accept one positional argument; None if it does, or nothing is known."""
+    try:
+        inspect.signature(module.forward).bind(inputs)
+    except TypeError as error:
+        return f"forward: {error}"
+    except ValueError:  # a function of C has no signature
+        return None
+    return None
+
+
 def restoring(inputs: Any) -> Callable[[], bool]:
     """Return a function that restores inputs as they are now and returns whether they had changed."""
     if not isinstance(inputs, torch.Tensor) or is_stand_in(inputs):
