@@ -74,11 +74,20 @@ def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_expla
     assert capsys.readouterr().out.startswith(words)
 
 
+@pytest.mark.parametrize("command", ["check x", "show --nope", "compare", "ui --port x", "calibrate nothing here"])
+def test_a_wrong_command_line_is_one_line_as_everywhere(command, capsys):
+    assert dispatch(command.split()) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "Usage" not in line
+
+
 @pytest.mark.parametrize("code", diagnostics.DIAGNOSTICS)
 def test_help_on_a_code_is_a_sentence_without_placeholders(code, capsys):
     assert dispatch(["help", code]) == 0
     printed = capsys.readouterr().out
     assert not set("{}") & set(printed)
+    assert "…" not in printed.partition("\nhelp: ")[0]
     assert len(printed.partition("): ")[2].splitlines()[0].split()) > 3
 
 

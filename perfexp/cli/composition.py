@@ -188,7 +188,8 @@ def refuse_words(arguments: Sequence[str]) -> None:
         joined = re.sub(" ?= ?", "=", shlex.join(arguments))
         raise UserError(f"'=' has spaces around it; leave them out: perfexp {joined}")
     if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
-        raise UserError(f"settings are KEY=VALUE, with the names of perfexp. Did you mean: perfexp {shlex.join(overrides)}")
+        meaning = f"Did you mean: perfexp {shlex.join(overrides)}"
+        raise UserError(f"settings are KEY=VALUE, with the names of perfexp. {meaning}")
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
