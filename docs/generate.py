@@ -78,7 +78,7 @@ def pages() -> dict[Path, str]:
     made = {
         "configuration.md": configuration(described["config"], described["options"]),
         "record.md": record(described["record"]),
-        "diagnostics.md": diagnostics(described["diagnostics"]),
+        "diagnostics.md": diagnostics(),
         "commands.md": commands(),
         "gpus.md": gpus(),
     }
@@ -314,13 +314,9 @@ def record(described: dict[str, dict[str, str]]) -> str:
 # Diagnostics
 
 
-def diagnostics(families: dict[str, dict[str, str]]) -> str:
-    """Every row of the table of diagnostics, by family.
-
-    Args:
-        families: meaning by code, by family.
-    """
-    described = {code: meaning for codes in families.values() for code, meaning in codes.items()}
+def diagnostics() -> str:
+    """Every row of the table of diagnostics, by family."""
+    described, families = perfexp.records.diagnostics.meanings(), perfexp.records.diagnostics.families()
     if wrong := described.keys() ^ DIAGNOSTICS.keys():
         raise Stale(f"descriptions and diagnostics differ: {sorted(wrong)}")
     parts = [

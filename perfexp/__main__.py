@@ -6,13 +6,18 @@ import sys
 from pathlib import Path
 
 from perfexp import __version__
-from perfexp.cli import usage
-from perfexp.cli.completion import QUERY, candidates
-from perfexp.cli.flags import CONFIG_DIR, flag_values
-from perfexp.cli.usage import COMMANDS
-from perfexp.errors import UserError
-from perfexp.host import crash_report, interrupts, streams
-from perfexp.host.installation import conf_dir
+from perfexp.errors import UserError, missing_package
+
+try:
+    from perfexp.cli import usage
+    from perfexp.cli.completion import QUERY, candidates
+    from perfexp.cli.flags import CONFIG_DIR, flag_values
+    from perfexp.cli.usage import COMMANDS
+    from perfexp.host import crash_report, interrupts, streams
+    from perfexp.host.installation import conf_dir
+except ModuleNotFoundError as error:
+    print(f"error: {missing_package(error) or error}", file=sys.stderr)
+    sys.exit(UserError.exit_code)
 
 
 def main() -> int:

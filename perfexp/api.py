@@ -24,13 +24,16 @@ from perfexp.orchestration.preparation import Assignment, refuse_other_plan
 from perfexp.plan import config, naming, sources
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, read_points
-from perfexp.reports.console import Console
+from perfexp.reports.console import Console, lines_of
+from perfexp.summaries.remarks import failures
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Node of a model that only this process has.
 _LIVE = "perfexp.models.module.LiveModule"
+
+Record.text = staticmethod(lambda record: "\n".join(lines_of(lambda console: console.results(record))))
 
 
 def compose(*arguments: str, **overrides: Any) -> config.Plan:
@@ -67,12 +70,17 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
     own = {key.removeprefix("model__"): value for key, value in overrides.items() if key.startswith("model__")}
     with interrupts.handled():
         if not isinstance(model, str):
-            return _measured_here(model, texts, console)
-        if ":" not in model or torchvision_names.is_name(model):
-            return job.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
-        module, _, name = model.partition(":")
-        with _importable(module):
-            return job.run(_assignment(texts, {_free_name(name): {"_target_": f"{module}.{name}", **own}}), console)
+            record = _measured_here(model, texts, console)
+        elif ":" not in model or torchvision_names.is_name(model):
+            record = job.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
+        else:
+            module, _, name = model.partition(":")
+            node = {"_target_": f"{module}.{name}", **own}
+            with _importable(module):
+                record = job.run(_assignment(texts, {_free_name(name): node}), console)
+    for line in failures(record) if quiet else ():
+        console.warning(line)
+    return record
 
 
 def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 _HOST_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment", re.I
 )
+#: Names for pip of packages that are imported by another name.
+_DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "PIL": "pillow", "pynvml": "nvidia-ml-py"}
 
 
 class PerfexpError(Exception):
@@ -59,6 +61,14 @@ def is_out_of_host_memory(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def missing_package(error: BaseException) -> str:
+    """Return the message for a package that is not installed; empty for another error."""
+    name = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
+    if not name or name in ("perfexp", "hydra_plugins"):
+        return ""
+    return f"the package {name} is not installed: pip install {_DISTRIBUTIONS.get(name, name)}"
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, TextIO
 
 from hydra.conf import HydraConf
@@ -29,16 +30,18 @@ from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
 from perfexp.orchestration.preparation import Assignment, holds_other_plan, refuse_other_plan
-from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.records.record import Record
+from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.tables import json_results
 
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
+_LAUNCHER = "hydra/launcher"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +79,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments, application.offer = with_resumed(arguments)
         application.arguments = arguments
         with limited_jobs(most_jobs):
-            call_with_hydra(arguments, application)
+            call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)
         application.measure_rounds()
     except Exception as error:
         application.failed(as_perfexp_error(error))
@@ -88,7 +91,7 @@ class _Application:
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.offer: Offer | None = None
-        self.is_dry = self.overwrites = self.is_verbose = self._is_refused = False
+        self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
         self._is_left = False
@@ -100,6 +103,7 @@ class _Application:
         self._results: list[dict[str, Any]] | None = None
         self.console = Console()  # until a plan sets `quiet`
         self._folder: Path | None = None
+        self._shown: list[PerfexpError] = []
 
     def print_json(self, is_set: bool) -> None:
         """Set whether results are printed as JSON on stdout, and everything else on stderr."""
@@ -107,8 +111,24 @@ class _Application:
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
-        self.console.error(str(error))
-        self.exit_codes.append(error.exit_code)
+        if not any(error is other for other in self._shown):  # a sweeper that optimizes raises a run's error again
+            self._shown.append(error)
+            self.console.error(str(error))
+            self.exit_codes.append(error.exit_code)
+
+    def begin_sweep(self, settings: HydraConf) -> None:
+        """Choose who measures the runs; raises UserError for a launcher or sweeper that can't, before it starts."""
+        self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
+        self._optimizes = not _is_basic(settings)
+        if self._optimizes and (self.is_dry or self._campaign is not None):
+            flag = DRY_RUN if self.is_dry else _LAUNCHER
+            sweeper = settings.runtime.choices["hydra/sweeper"]
+            raise UserError(f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out {flag}.")
+
+    def end_sweep(self, scratch: Path) -> None:
+        """Move the results of a sweeper that optimizes from Hydra's folder to those of the sweep."""
+        if self.sweep_run is not None and (file := scratch / OPTIMUM).is_file():
+            self.sweep_run.add(file)
 
     def interrupted(self) -> None:
         """Report the first interrupt and remember its exit code."""
@@ -144,21 +164,28 @@ class _Application:
         except Exception as error:
             self.failed(as_perfexp_error(error))
 
-    def __call__(self, composed: DictConfig) -> None:
-        """Measure a composed configuration; Hydra would print a traceback of any exception."""
-        try:
-            self._take(composed)
-        except Exception as error:
-            self.failed(as_perfexp_error(error))
+    def __call__(self, composed: DictConfig) -> float | list[float] | None:
+        """Measure a composed configuration; Hydra would print a traceback of any exception.
 
-    def _take(self, composed: DictConfig) -> None:
+        Return the figures for a sweeper that optimizes; only such a sweeper accepts the exception of a failed run.
+        """
+        try:
+            outcome = self._take(composed)
+        except Exception as error:
+            outcome = as_perfexp_error(error)
+            self.failed(outcome)
+        if not self._optimizes:
+            return None
+        if isinstance(outcome, Record):
+            return _objective(outcome, HydraConfig.get().sweeper.get("direction"))
+        raise outcome or PerfexpError("The sweep was refused.")
+
+    def _take(self, composed: DictConfig) -> Record | PerfexpError | None:
         if self._is_refused:
-            return
+            return None
         settings = HydraConfig.get()
-        if self._campaign is None:
-            self._is_refused = True  # for the runs to come, unless this one succeeds
-            self._campaign = campaign_of(settings.launcher, is_sweep=settings.mode == RunMode.MULTIRUN)
-            self._is_refused = False
+        if settings.mode != RunMode.MULTIRUN:
+            campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=False)
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
         self.console = Console(quiet=composed.quiet, verbose=self.is_verbose, out=self._out)
@@ -186,21 +213,22 @@ class _Application:
             self.failed(refusal)
             if self.sweep_run is not None and not self.is_dry:
                 self.sweep_run.refused(*self._place(self.sweep_run), refusal)
-            return
-        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1
+            return refusal
+        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1 and not self._optimizes
         if self.is_dry or is_later or self._campaign is not None:
             self._waiting.append(assignment)
-            return
+            return None
+        outcome: Record | PerfexpError
         try:
-            record = job.run(assignment, self.console)
+            outcome = job.run(assignment, self.console)
         except Exception as error:
-            self._ended(assignment, as_perfexp_error(error, assignment.folder))
+            outcome = as_perfexp_error(error, assignment.folder)
         except KeyboardInterrupt:
             with suppress(UserError), interrupts.held():  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))
             raise
-        else:
-            self._ended(assignment, record)
+        self._ended(assignment, outcome)
+        return outcome
 
     def measure_rounds(self) -> None:
         """Measure the runs of a sweep that others measure, or whose replicates are interleaved; or print a dry run."""
@@ -275,8 +303,7 @@ class _Application:
             typed = {override.key_or_group for override in parsed(self.arguments)}
             params = dict(settings.sweeper.get("params") or {})
             axes = axes_of([*self.arguments, *(f"{key}={params[key]}" for key in params if key not in typed)])
-            basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
-            jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
+            jobs = math.prod(axes.values()) if _is_basic(settings) and all(axes.values()) else None
             written = Path(settings.sweep.dir)
             sweep_run = SweepRun(
                 folder=_sweep_folder(written, composed.output_dir),
@@ -284,7 +311,7 @@ class _Application:
                 axes=list(axes),
                 jobs=jobs,
                 console=self.console,
-                multirun=plan_file.hide_credentials((written / "multirun.yaml").read_bytes()),
+                multirun=plan_file.hide_credentials(_multirun(written)),
             )
             if not self.is_dry:
                 sweep_run.begin()
@@ -304,6 +331,36 @@ class _Application:
 def _overrides(settings: HydraConf) -> list[str]:
     """Return the overrides of a job as typed: interpolations, which may hold credentials, are not resolved."""
     return list(map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ()))
+
+
+def _is_basic(settings: HydraConf) -> bool:
+    """Whether Hydra's own sweeper lists the runs; any other one chooses each run by the figures of earlier ones."""
+    return str(settings.sweeper["_target_"]).endswith(".BasicSweeper")
+
+
+def _multirun(written: Path) -> bytes:
+    """Return the file in which Hydra's own sweeper writes its configuration; other sweepers write none."""
+    file = written / "multirun.yaml"
+    return file.read_bytes() if file.is_file() else OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
+
+
+def _objective(record: Record, direction: Any) -> float | list[float]:
+    """Return the seconds of a call, to be minimized, or samples/s, to be maximized; one figure for each direction.
+
+    A figure of several points is their geometric mean. Raises PerfexpError if one is missing.
+    """
+    if not isinstance(direction, Sequence) or isinstance(direction, str):
+        return _figure(record, is_rate=str(direction).endswith("maximize"))
+    return [_figure(record, is_rate=str(one).endswith("maximize")) for one in direction]
+
+
+def _figure(record: Record, *, is_rate: bool) -> float:
+    timed = rows(record)
+    figures = [row.samples_per_second if is_rate else row.time and row.time.median for row in timed]
+    values = [figure.value for figure in figures if figure]
+    if not values or len(values) < len(figures) or exit_code(record):
+        raise PerfexpError(f"{record.name}: no figure to optimize, for not every point was measured.")
+    return geometric_mean(values)
 
 
 def _sweep_folder(written: Path, output_dir: str | None) -> Path:

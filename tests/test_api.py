@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 import perfexp
 from perfexp.errors import PerfexpError, UserError
@@ -95,6 +96,36 @@ def test_an_object_is_measured_once():
 def test_a_module_that_a_fresh_process_cannot_import_is_refused():
     with pytest.raises(UserError, match="not found by a fresh process"):
         perfexp.measure("__main__:TinyNet")
+
+
+def test_a_name_that_a_module_lacks_is_named():
+    with pytest.raises(PerfexpError) as raised:
+        perfexp.measure("perfexp.models.fake:FakeMdel", **FAKE)
+    assert "module perfexp.models.fake has no FakeMdel. Did you mean FakeModel" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_record_is_printed_as_the_table_of_show():
+    record = perfexp.measure("fake", **FAKE, output_dir="run")
+    lines = str(record).splitlines()
+    assert lines[0].startswith("fake · default · inference")
+    assert [line for line in lines if line.split()[:2] == ["size", "batch"]]
+    assert max(map(len, lines)) <= 120
+    assert "Record(" not in str(record)
+    assert repr(record).startswith("Record(")
+
+
+def test_a_module_that_is_not_supported_is_one_line(capfd):
+    class Mlp(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(8, 4)
+
+    record = perfexp.measure(Mlp(), gpu="cpu", tracking="none", stopping="fixed", input_size=32, output_dir="run")
+    assert record.status is Status.UNSUPPORTED
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: inference · 32 · batch 1")
+    assert "sample_shape(input_size)" in line
+    assert "RuntimeError" in Path("run", "run.log").read_text()
 
 
 def test_runs_are_loaded_as_tables():

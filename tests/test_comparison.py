@@ -490,3 +490,7 @@ def test_what_can_not_be_paired_is_refused():
 def test_a_scenario_without_noise_has_the_ratio_that_it_states():
     quiet = Scenario(ratio=0.9, processes=0.0)
     assert comparison.pair(quiet, 0).ratio == pytest.approx(0.9, rel=0.002)
+
+
+def test_the_margin_is_documented_as_relative_and_of_exact_measures_as_absolute():
+    assert "relative, but absolute for exact measures" in " ".join(judging.Settings.__doc__.split())

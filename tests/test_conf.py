@@ -108,6 +108,11 @@ def test_sizes_are_typed_and_parsed_once():
     assert config.typed(plan("sweep=sizes")).input_size == []
 
 
+def test_shipped_files_are_no_diary():
+    texts = [file.read_text(encoding="utf-8") for file in installation.conf_dir().rglob("*.yaml")]
+    assert [text for text in texts if re.search(r"this work|not opened", text)] == []
+
+
 @pytest.mark.parametrize("name", SHEETS)
 def test_a_data_sheet_is_complete_and_has_sources(name):
     facts = sheet(name)["facts"]

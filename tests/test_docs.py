@@ -3,10 +3,12 @@
 import ast
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
+
+from perfexp.records import diagnostics
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -36,7 +38,7 @@ def test_a_key_without_a_description_is_an_error():
 
 
 def test_diagnostics_are_in_seven_families_each_a_section_of_its_page():
-    families = yaml.safe_load((REFERENCE / "descriptions.yaml").read_text())["diagnostics"]
+    families = diagnostics.families()
     page = (REFERENCE / "diagnostics.md").read_text()
     assert len(families) == 7
     for family, codes in families.items():
@@ -74,3 +76,15 @@ def test_relative_links_lead_to_files(page):
     if not (DOCS / "results").is_dir():
         targets = [target for target in targets if "results/" not in target]
     assert not [target for target in targets if target and not ((ROOT / page).parent / target).exists()]
+
+
+def test_the_tested_versions_of_python_are_the_same_everywhere():
+    """README and architecture in one sentence, with each version that pyproject.toml names."""
+    texts = [
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/explanation/architecture.md")
+    ]
+    [tested] = {re.search(r"Tested on Linux: .*? untested", text)[0] for text in texts}
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    versions = [text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)]
+    assert re.findall(r"Python (3\.\d+)", tested) == versions

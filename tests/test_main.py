@@ -269,3 +269,16 @@ def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tm
     assert [point.status for point in record.points] == [Status.FAILED, Status.INTERRUPTED]
     assert "can't be read" in record.points[0].error
     assert record.points[1].error.startswith("not tried: ")
+
+
+def test_a_model_that_rejects_its_inputs_is_not_started_again_for_the_cold_start(run):
+    code, printed, [record] = run(
+        "model=fake", "model.smallest=64", "gpu=fake", "tracking=none", "input_size=32", "replicate=1", "ttfp=true"
+    )
+    assert code == 1
+    timed, cold = record.points
+    assert [point.status for point in (timed, cold)] == [Status.UNSUPPORTED] * 2
+    assert cold.error == f"not tried: {timed.error}"
+    assert not cold.series
+    progress, _, results = printed.partition("not measured")
+    assert (progress.count("at least 64"), results.count("at least 64")) == (1, 1)

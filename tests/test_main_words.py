@@ -14,6 +14,7 @@ from perfexp.__main__ import dispatch
 from perfexp.cli import terms
 from perfexp.cli.usage import COMMANDS
 from perfexp.devices import auto
+from perfexp.host.installation import conf_dir
 from perfexp.meters import none_because
 from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
@@ -50,7 +51,11 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
 @pytest.mark.parametrize(
     ("topic", "words"),
     [
-        ("busy_host", "busy_host (warning): other processes used … of … CPU cores"),
+        ("busy_host", "busy_host (warning): other processes used the CPU during the measurement"),
+        ("tf32", "tf32: TensorFloat-32"),
+        ("layers", "layers: times of a model's layers"),
+        ("remarks", "remarks: codes of the errors"),
+        ("coverage", "coverage: share of the convolutions' FLOPs"),
         ("compare", "perfexp compare --help explains it."),
         ("p95", "p95: percentile: 95 % of the calls take at most this long"),
         ("p50", "p50: median"),
@@ -61,12 +66,38 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
         ("resume", "resume=DIR: measure what a run or sweep lacks"),
         ("probes.layers", "    layers: false           # time of each layer"),
-        ("stopping.max_seconds=3", "Options of the group stopping: brisk, coarse, fine"),
+        ("stopping.max_seconds=3", "Options of the group stopping (stopping=NAME"),
     ],
 )
 def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):
     assert dispatch(["help", *topic.split()]) == 0
     assert capsys.readouterr().out.startswith(words)
+
+
+@pytest.mark.parametrize("command", ["check x", "show --nope", "compare", "ui --port x", "calibrate nothing here"])
+def test_a_wrong_command_line_is_one_line_as_everywhere(command, capsys):
+    assert dispatch(command.split()) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "Usage" not in line
+
+
+@pytest.mark.parametrize("code", diagnostics.DIAGNOSTICS)
+def test_help_on_a_code_is_a_sentence_without_placeholders(code, capsys):
+    assert dispatch(["help", code]) == 0
+    printed = capsys.readouterr().out
+    assert not set("{}") & set(printed)
+    assert "…" not in printed.partition("\nhelp: ")[0]
+    assert len(printed.partition("): ")[2].splitlines()[0].split()) > 3
+
+
+@pytest.mark.parametrize("group", ["precision", "execution", "stopping"])
+def test_help_on_a_group_has_the_comment_of_each_options_file(group, capsys):
+    assert dispatch(["help", group]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for file in (conf_dir() / group).glob("*.yaml"):
+        comment = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        assert f"{file.stem} {comment}" in printed
 
 
 @pytest.mark.parametrize("group", ["stopping", "mode", "execution", "sweep", "precision", "probe"])
@@ -90,6 +121,12 @@ def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
         ("batchsize=4", "batch_size"),
         ("stopping.epsilonn=1", "epsilon"),
         ("precision=fp8", "fp32"),
+        ("precision=float16", "precision=float16: set precision=fp16;"),
+        ("precision=half", "set precision=fp16;"),
+        ("precision=bfloat16", "set precision=bf16;"),
+        ("precision=float32", "precision=fp32; perfexp help precision"),
+        ("precision=amp", "set precision=amp_fp16 or precision=amp_bf16;"),
+        ("device=cuda", "Did you mean: perfexp gpu=fake model=fake tracking=none gpu=auto"),
         ("experiment=ful", "full"),
         ("stopping.epsilon=abc", "stopping.epsilon"),
         ("seed=x", "seed"),
@@ -214,7 +251,10 @@ def test_a_read_only_folder_is_told(run, tmp_path):
     ("arguments", "said"),
     [
         (["statuss"], "'statuss' is neither a command nor KEY=VALUE. Did you mean status"),
-        ([*FAKE, "resnet18"], "settings are KEY=VALUE. Did you mean: perfexp model=fake gpu=fake"),
+        (
+            [*FAKE, "resnet18"],
+            "settings are KEY=VALUE, with the names of perfexp. Did you mean: perfexp model=fake gpu=fake",
+        ),
         (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
         (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),

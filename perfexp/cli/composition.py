@@ -17,13 +17,15 @@ from unittest.mock import patch
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, QuotedString, Sweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from perfexp.cli import meant
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
-from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
+from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
@@ -39,7 +41,9 @@ _SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
 SCRATCH = "perfexp-hydra-"
 
 #: Accepted settings of Hydra; the others concern output and logs, which perfexp decides on.
-_HYDRA_KEYS = re.compile(r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)|hydra\.(launcher|sweeper|callbacks)\..+")
+_HYDRA_KEYS = re.compile(
+    r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)(/.+)?|hydra\.(launcher|sweeper|callbacks)\..+"
+)
 #: Values of the group `model`, on a command line or in a file.
 _MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
@@ -84,9 +88,19 @@ def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
 
 
 def call_with_hydra(
-    arguments: Sequence[str], function: Callable[[DictConfig], None], models: Mapping[str, Any] | None = None
+    arguments: Sequence[str],
+    function: Callable[[DictConfig], Any],
+    models: Mapping[str, Any] | None = None,
+    *,
+    begun: Callable[[HydraConf], None] = lambda _: None,
+    ended: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Have Hydra call a function with the configuration of each job."""
+    """Have Hydra call a function with the configuration of each job, whose result is for the sweeper.
+
+    Args:
+        begun: called with Hydra's settings before the sweeper and the launcher are created.
+        ended: called with the temporary folder in which Hydra wrote.
+    """
     for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names):
         refuse(arguments)
     ordered = _ordered(arguments)
@@ -100,8 +114,16 @@ def call_with_hydra(
             stack.enter_context(_masked_stdout())
         named = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
         config.register(Path(scratch), {**named, **(models or {})})
+        create = Plugins.instantiate_sweeper
+
+        def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
+            begun(config.hydra)
+            return create(plugins, config=config, **others)
+
+        stack.enter_context(patch.object(Plugins, "instantiate_sweeper", sweeper))
         try:
             hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
+            ended(Path(scratch))
         except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
             typed = [text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")]
             if isinstance(error, FOREIGN_ERRORS) or not typed:
@@ -161,8 +183,13 @@ def _masked_stdout() -> Iterator[None]:
 
 def refuse_words(arguments: Sequence[str]) -> None:
     """Raise UserError for words and flags that are not overrides, with the command that was meant."""
+    is_cut = (one[-1:] == "=" and not re.match("-|.*=", two) for one, two in pairwise(arguments))
+    if any(is_cut) or any(word[:1] == "=" for word in arguments):
+        joined = re.sub(" ?= ?", "=", shlex.join(arguments))
+        raise UserError(f"'=' has spaces around it; leave them out: perfexp {joined}")
     if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
-        raise UserError(f"settings are KEY=VALUE. Did you mean: perfexp {shlex.join(overrides)}")
+        meaning = f"Did you mean: perfexp {shlex.join(overrides)}"
+        raise UserError(f"settings are KEY=VALUE, with the names of perfexp. {meaning}")
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
@@ -174,10 +201,12 @@ def refuse_words(arguments: Sequence[str]) -> None:
 def refuse_no_names(arguments: Sequence[str]) -> None:
     """Raise UserError if a group is set to a number, null or a mapping; Hydra itself crashes on them."""
     for override in parsed(arguments):
-        value = override.value()
-        names = value if isinstance(value, list) else [value]
-        is_name = all(isinstance(name, str | QuotedString) for name in names) or isinstance(value, Sweep | Glob)
-        if not is_name and (installation.conf_dir() / override.key_or_group).is_dir():
+        values = alternatives(override)
+        names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+        if (
+            not all(isinstance(name, str) for name in names)
+            and (installation.conf_dir() / override.key_or_group).is_dir()
+        ):
             raise UserError(f"'{override.input_line}' is not an option: set {override.key_or_group}=NAME.")
 
 

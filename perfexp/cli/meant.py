@@ -23,6 +23,7 @@ from perfexp.cli.usage import COMMANDS, keys_of
 from perfexp.errors import nearest
 from perfexp.host import installation
 from perfexp.models import torchvision_names
+from perfexp.plan.hydra_errors import OF_TORCH
 
 #: Flags of perfexp and Hydra without a value, and with one.
 _SWITCHES = {
@@ -58,6 +59,8 @@ _VALUED |= {"--info", "-i", "--experimental-rerun"}
 _KEYS = {"batch": "batch_size", "b": "batch_size", "bs": "batch_size", "size": "input_size", "image_size": "input_size"}
 _KEYS |= {"img_size": "input_size", "resolution": "input_size", "device": "gpu", "dtype": "precision"}
 _KEYS |= {"arch": "model", "net": "model", "output": "output_dir", "out": "output_dir", "o": "output_dir"}
+#: Options by the names that torch gives them, if there is one for each.
+_VALUES = {"cuda": "auto", "gpu": "auto", **{name: same for name, (same, *others) in OF_TORCH.items() if not others}}
 
 
 def command(arguments: Sequence[str]) -> list[str] | None:
@@ -79,11 +82,14 @@ def _translated(arguments: Sequence[str], groups: dict[str, set[str]], keys: Ite
             yield from (word, next(words, ""))
         elif not word.startswith("-") and not equals:
             yield _option(word, groups)
+        elif not word.startswith("-") and name in _KEYS and name not in keys:
+            yield f"{_KEYS[name]}={_VALUES.get(value.lower(), value)}"
         elif not word.startswith("-") or name in _SWITCHES | _VALUED:
             yield word
         else:
             key = _key(name.lstrip("-").replace("-", "_"), keys)
-            yield f"{key}={value or next(words, '')}" if key else None
+            value = value or next(words, "")
+            yield f"{key}={_VALUES.get(value.lower(), value)}" if key else None
 
 
 def _key(name: str, keys: Iterable[str]) -> str | None:

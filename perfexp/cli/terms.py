@@ -22,6 +22,10 @@ TERMS = {
     "≈": "estimate: no interval, one that may be too narrow, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",
     "algorithm coverage": "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
+    "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of mantissa, not 23; "
+    "perfexp help precision has the options that allow it",
+    "layers": "times of a model's layers (probes.layers=true), measured in a separate process; layers.png shows them",
+    "remarks": "codes of the errors, warnings and notes that qualify a figure; perfexp help CODE explains one",
     "proven": "by kernels that were observed: those of the requested algorithm, or code of perfexp or torch",
     "not verified": "cuDNN was handed the algorithm, its kernels were not observed; algorithm.verify=true does",
     "not observed": "torch chose the algorithm of these convolutions, and nothing observed which one",
@@ -38,6 +42,7 @@ TERMS = {
     "as between figures of single processes (replicate=3)",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
+TERMS["coverage"] = TERMS["algorithm coverage"]
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 

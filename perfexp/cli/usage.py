@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -96,10 +95,10 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     """Return the help for a command line that requests it: the overview, or all options and keys (`help keys`)."""
-    options: dict[str, set[str]] = {}
+    options: dict[str, dict[str, Path]] = {}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
-            options.setdefault(file.parent.name, set()).add(file.stem)
+            options.setdefault(file.parent.name, {})[file.stem] = file
     topic = arguments[1] if [*arguments[:1]] == ["help"] and len(arguments) > 1 else ""
     if topic == _KEYS:
         return "\n".join(_details(options, folders[0] / "config.yaml"))
@@ -120,7 +119,7 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 def _topic(topic: str, key_lines: Sequence[str]) -> str:
     """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
-    from perfexp.records.diagnostics import DIAGNOSTICS  # the overview does without
+    from perfexp.records.diagnostics import DIAGNOSTICS, meanings  # the overview does without
 
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
@@ -133,28 +132,36 @@ def _topic(topic: str, key_lines: Sequence[str]) -> str:
         hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
         raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
     rule = DIAGNOSTICS[topic]
-    message, remedy = (re.sub(r"\{[^}]*\}", "…", text) for text in (rule.message, rule.help))
-    lines = (f"{topic} ({rule.severity}): {message}", f"help: {remedy}", "All codes: docs/reference/diagnostics.md")
+    remedies = [f"help: {rule.help}"] if "{" not in rule.help else []
+    lines = (f"{topic} ({rule.severity}): {meanings()[topic]}", *remedies, "All codes: docs/reference/diagnostics.md")
     return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
 
 
-def _on_key(key: str, options: Mapping[str, set[str]], file: Path) -> Iterator[str]:
+def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], file: Path) -> Iterator[str]:
     """Yield the options of a group and the keys of that name, or of the section, with defaults and comments."""
     group = key.partition(".")[0]
     if group in options:
-        yield _filled(f"Options of the group {group}", sorted(options[group]))
-        yield f"perfexp list {group} explains them, and perfexp {group}=NAME --cfg job\nprints the keys of one."
+        width = max(map(len, options[group])) + 4
+        yield f"Options of the group {group} ({group}=NAME --cfg job prints the keys of one):"
+        for name, place in sorted(options[group].items()):
+            yield textwrap.fill(f"{f'  {name}':<{width}}{comment_of(place)}", _WIDTH, subsequent_indent=" " * width)
     examples = ((words, about) for words, about in _SETTINGS.items() if not words.startswith("probes."))
     keyed = ((words, about, {word.partition("=")[0] for word in words.split()}) for words, about in examples)
     yield from (f"{words}: {about}" for words, about, keys in keyed if key in keys)
     yield from (text for found, text in _keys(file) if found == key or found.startswith(f"{key}."))
 
 
+def comment_of(file: Path) -> str:
+    """Return the comment at the top of an option's file."""
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
+
+
 def _filled(title: str, names: Sequence[str]) -> str:
     return textwrap.fill(f"{title}: {', '.join(names)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _details(options: Mapping[str, set[str]], file: Path) -> Iterator[str]:
+def _details(options: Mapping[str, Iterable[str]], file: Path) -> Iterator[str]:
     """All groups with their options, and all keys of config.yaml with their defaults and comments."""
     yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options), default=0) + 4

@@ -35,8 +35,8 @@ class Campaign(Protocol):
         """Have all runs measured; returns whether every run has ended. `ended` is called with each that has."""
 
 
-def campaign_of(launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
-    """Return the launcher of the runs, by the node of Hydra's launcher; None for this process.
+def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
+    """Return the launcher of the runs, by the option and the node of hydra/launcher; None for this process.
 
     Raises UserError for a launcher that perfexp does not know, or settings out of range.
     """
@@ -51,8 +51,8 @@ def campaign_of(launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | No
         if not is_sweep:
             return None
         raise UserError(
-            "Runs of a sweep are measured one by one on this machine: leave hydra/launcher at basic. For jobs of a "
-            "cluster choose hydra/launcher=slurm, for several GPUs hydra/launcher=local."
+            f"hydra/launcher={name} can't measure: leave it at basic (one run "
+            "after another), or choose local (several GPUs) or slurm (jobs of a cluster)."
         )
     if not is_sweep:
         raise UserError("hydra/launcher is for the runs of a sweep: add -m.")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
+
+import typer
 
 from perfexp.commands.app import app, echo
 from perfexp.errors import PerfexpError, UserError
@@ -15,6 +18,8 @@ from perfexp.host.files import refuse_deleted_cwd
 
 #: Modules that are not called as their command: `list` would hide a built-in function, `completion` is a module of cli.
 _MODULES = {"list": "list_options", "env": "doctor", "completion": "shell_completion"}
+#: Click's error for a wrong command line; Typer 0.29 has a copy of Click of its own.
+_COMMAND_LINE_ERROR: Any = typer.BadParameter.mro()[2]
 
 
 def load(name: str) -> None:
@@ -27,13 +32,14 @@ def run(argv: Sequence[str]) -> int:
     try:
         refuse_deleted_cwd()
         load(argv[0])
-        app(args=list(argv), prog_name="perfexp")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = app(args=list(argv), prog_name="perfexp", standalone_mode=False)
+    except _COMMAND_LINE_ERROR as error:
+        echo(f"error: {error.format_message().rstrip('.')}; perfexp {argv[0]} --help explains it.", err=True)
+        return UserError.exit_code
     except PerfexpError as error:
         echo(f"error: {error}", err=True)
         return error.exit_code
     except Exception as error:
         echo(f"error: {crash_report.failure(error)}", err=True)
         return UserError.exit_code  # 1 is an answer: a regression, a difference
-    return 0
+    return code if isinstance(code, int) else 0

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from perfexp.cli.composition import compose
-from perfexp.cli.usage import keys_below
+from perfexp.cli.usage import comment_of, keys_below
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import torchvision_names
@@ -99,11 +99,9 @@ def _files(folders: list[Path], group: str) -> list[Path]:
 
 
 def _about(file: Path) -> str:
-    """Return the first comment of a file, with bandwidth and power for a device."""
-    text = file.read_text(encoding="utf-8")
-    comments = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
-    about = next((comment for comment in comments if not comment.startswith("@package")), "")
-    facts = (yaml.safe_load(text) or {}).get("facts")
+    """Return the comment of a file, with bandwidth and power for a device."""
+    about = comment_of(file)
+    facts = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("facts")
     if not facts:
         return about
     bandwidth = f"{facts['memory_bytes_per_second'] / 1e12:.2f} TB/s"

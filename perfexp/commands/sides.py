@@ -35,7 +35,10 @@ METRIC = "--metric="
 _PROVEN = "100 %, proven"
 
 Margin = Annotated[
-    str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
+    str,
+    typer.Option(
+        metavar="PERCENT", help="Difference up to which two figures are the same: relative, of accuracy in points."
+    ),
 ]
 Fdr = Annotated[
     str,

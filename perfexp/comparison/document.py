@@ -162,7 +162,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     Attributes:
         perfexp_version: version of perfexp that compared.
-        margin: relative difference up to which two figures count as the same.
+        margin: difference up to which two figures count as the same, see `judging.Settings`.
         fdr: tolerated share of false verdicts among all that are not UNDECIDED.
         allowed: confounders that the user accepts.
         constant: facts common to all pairs, in words.

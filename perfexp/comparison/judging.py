@@ -40,7 +40,8 @@ class Settings:
     """What the user chooses.
 
     Attributes:
-        margin: relative difference up to which two figures count as the same.
+        margin: difference up to which two figures count as the same: relative, but absolute for exact measures, such
+            as 0.01 for one point of accuracy in a hundred.
         fdr: tolerated share of false verdicts among all that are not UNDECIDED.
         measures: the measures to compare.
         allowed: accepted confounders.

@@ -6,7 +6,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfexp.errors import PerfexpError
+from perfexp.errors import PerfexpError, UserError, missing_package
 from perfexp.host import untrusted
 from perfexp.host.cache import cache_folder
 
@@ -16,6 +16,8 @@ _SHOWN = 300
 
 def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
     """Return an exception as an error of perfexp, after writing its traceback to a file: the run's log, if any."""
+    if text := missing_package(error):
+        return UserError(text)
     log = None if folder is None else folder / "run.log"
     now = datetime.now(UTC)
     elsewhere = cache_folder("tracebacks") / f"{now:%Y-%m-%d}.log"

@@ -13,6 +13,8 @@ from typing import Any, TextIO
 def install() -> None:
     """Let the process's stdout and stderr drop output that cannot be written; stderr reports it once for stdout.
 
+    The end of a pipe's reader, such as `head`, is not reported.
+
     A descriptor that was closed at the start is opened on /dev/null, so that no file of results gets its number.
     """
     closed = {number: _open_on_nothing(number) for number in (0, 1, 2)}
@@ -46,6 +48,7 @@ class _Tolerant(io.RawIOBase):
                 select.select([], [self._number], [])
             except OSError as refused:
                 self._is_closed, error = True, refused
+                self._is_reported = refused.errno == errno.EPIPE  # `perfexp … | head` is no mistake
         if self._name and not self._is_reported:
             self._is_reported = True
             print(f"warning: {self._name} is closed ({error.strerror}); the rest of it is dropped", file=sys.stderr)

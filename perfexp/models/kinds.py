@@ -21,10 +21,15 @@ SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
 class Kind:
-    """Inputs, targets (of `target_dims` dimensions, None for any) and loss of a model; by default for single images."""
+    """Inputs, targets (of `target_dims` dimensions, None for any) and loss of a model; by default for single images.
+
+    Attributes:
+        inputs_help: sentence on how to give the module other inputs, after a space.
+    """
 
     name: str
     target_dims: int | None
+    inputs_help = ""
 
     def __init__(self, num_classes: int | None) -> None:
         self.num_classes = num_classes
@@ -95,6 +100,10 @@ class ByOutput(Kind):
 
     name = "by output shape"
     target_dims = None
+    inputs_help = (
+        " A module gets one float tensor, a batch of images: for another shape give its class a method "
+        "sample_shape(input_size); for token ids or several inputs wrap it in a module whose forward(x) makes them."
+    )
 
     def __init__(self, module: torch.nn.Module) -> None:
         module = original_of(module)

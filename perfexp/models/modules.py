@@ -117,6 +117,17 @@ def has_extra_state(module: torch.nn.Module) -> bool:
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
+def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
+    """Return why a module's call does not accept one positional argument; None if it does, or nothing is known."""
+    try:
+        inspect.signature(module.forward).bind(inputs)
+    except TypeError as error:
+        return f"forward: {error}"
+    except ValueError:  # a function of C has no signature
+        return None
+    return None
+
+
 def restoring(inputs: Any) -> Callable[[], bool]:
     """Return a function that restores inputs as they are now and returns whether they had been changed in place."""
     if not isinstance(inputs, torch.Tensor) or is_stand_in(inputs):

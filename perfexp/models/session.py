@@ -241,9 +241,9 @@ class TorchSession(Session):
         restore = modules.restoring(batch.inputs)
         try:
             outputs = call()
-        except MODULE_ERRORS as error:
+        except (TypeError, *MODULE_ERRORS) as error:
             if not self.device.is_out_of_memory(error):
-                self._check_shape(batch.inputs)
+                self._check_shape(batch.inputs, why=modules.missing_inputs(self.module, batch.inputs))
             if not torch.is_inference_mode_enabled():
                 raise
             self._outside = self._left  # its call may compute gradients
@@ -387,11 +387,12 @@ class TorchSession(Session):
             modules.set_mode(self.module, training)
             self._trains = training
 
-    def _check_shape(self, inputs: torch.Tensor) -> None:
+    def _check_shape(self, inputs: torch.Tensor, *, why: str | None = None) -> None:
         with self.sharing(Sharing.alone):
-            reason = why_refused(self.module, inputs)
+            reason = why or why_refused(self.module, inputs)
         if reason is not None:
-            raise Unsupported(f"{self._name} can't take {' × '.join(map(str, inputs.shape))}: {reason}.")
+            shape = " × ".join(map(str, inputs.shape))
+            raise Unsupported(f"{self._name} can't take {shape}: {reason}.{self._kind.inputs_help}")
 
     def _check_fit(self, inputs: torch.Tensor, targets: torch.Tensor | None) -> None:
         dims = [("inputs", self._input_dims, inputs.ndim)]

@@ -129,8 +129,9 @@ def measure(job: Job, replicate: int) -> None:
     written) is raised.
     """
     with interrupts.held():
-        _pass_over(job, replicate)
         for what in ("timed", "layers", "ttfp"):
+            if what != "layers":
+                _pass_over(job, what, replicate)
             _measure(job, what, replicate)
 
 
@@ -203,16 +204,16 @@ def _left(job: Job, what: str, replicate: int) -> list[Key]:
     return missing([key for key in keys if key.replicate == replicate], job.paths.points)
 
 
-def _pass_over(job: Job, replicate: int) -> None:
-    """Give points of a replicate that another process could not measure for lasting reasons the same status."""
+def _pass_over(job: Job, what: str, replicate: int) -> None:
+    """Give points that another process could not measure for lasting reasons the same status, cold starts included."""
     failed = {
         without_replicate(point.key): point for point in read_points(job.paths.points) if point.status in _LASTING
     }
-    keys = [key for key in job.timed if key.replicate == replicate and without_replicate(key) in failed]
     points = []
-    for key in missing(keys, job.paths.points):
-        before = failed[without_replicate(key)]
-        points.append(Point(key=key, status=before.status, error=f"not tried: {before.error or before.key}"))
+    for key in _left(job, what, replicate):
+        call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
+        if before := failed.get(without_replicate(call)):
+            points.append(Point(key=key, status=before.status, error=f"not tried: {before.error or before.key}"))
     _append(job.paths, points)
 
 

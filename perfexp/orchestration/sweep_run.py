@@ -32,6 +32,8 @@ from perfexp.tracking import Tracker
 _LONGEST = 200
 #: Entries of the user's cache: the store is not read from the sweep's folder, which somebody else may have made.
 _SWEEPS, _STORE = "sweeps", "store"
+#: File with the best values that a sweeper has found, by the name that Hydra's sweepers give it.
+OPTIMUM = "optimization_results.yaml"
 
 
 class SweepRun:
@@ -85,6 +87,11 @@ class SweepRun:
             self._stack = stack.pop_all()
         self._has_begun = True
         SweepRun.folder = self.paths.root
+
+    def add(self, file: Path) -> None:
+        """Copy a file of the sweeper into the folder."""
+        self.paths.claim(target := self.paths.root / file.name)
+        write_atomically(target, file.read_bytes())
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
         """Return the sweep in the folder, which is continued; raises UserError if it is another one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -28,6 +29,15 @@ from perfexp.models import torchvision_names
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
 #: Similarity from which a wrong word may be a key of a section: those are many, and short words resemble one of them.
 _SIMILAR = 0.75
+#: Options of the group precision by names of torch and of other tools.
+OF_TORCH = {
+    **dict.fromkeys(("float32", "float", "single", "full"), ("torch", "fp32")),
+    **dict.fromkeys(("float16", "half"), ("fp16",)),
+    **dict.fromkeys(("bfloat16", "brain"), ("bf16",)),
+    **dict.fromkeys(("amp", "autocast", "mixed"), ("amp_fp16", "amp_bf16")),
+    **dict.fromkeys(("tensorfloat32", "high"), ("tf32",)),
+    "highest": ("fp32",),
+}
 #: Errors in the user's command line or configuration files.
 FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -77,7 +87,10 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
 def why_not_imported(error: BaseException) -> str:
     """Return why a `_target_` can't be imported or built; that of a module in the current folder has a remedy."""
     missing = next((link.name for link in _chain(error) if isinstance(link, ModuleNotFoundError) and link.name), "")
-    top = missing.partition(".")[0]
+    top, parent = missing.partition(".")[0], sys.modules.get(missing.rpartition(".")[0])
+    if parent is not None:
+        name, known = missing.rpartition(".")[2], [word for word in vars(parent) if word[0] != "_"]
+        return f"module {parent.__name__} has no {name}. {did_you_mean(name, known)}".rstrip(". ")
     here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
     if here and not is_here_on_path():
         return f"{here} is in this folder, which perfexp does not search: run python -m perfexp, or set PYTHONPATH=."
@@ -96,6 +109,9 @@ def _missing_option(error: MissingConfigException) -> UserError:
     options = [name for name in (error.options or []) if isinstance(name, str)]
     if not options:
         return UserError(f"configuration '{missing}' not found: {_first_line(error)}.")
+    if group == "precision" and (same := [name for name in OF_TORCH.get(option, ()) if name in options]):
+        chosen = " or ".join(f"precision={name}" for name in same)
+        return UserError(f"precision={option}: set {chosen}; perfexp help precision explains them.")
     hint = did_you_mean(option, [*options, *torchvision_names.names()] if group == "model" else options)
     return UserError(f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}")
 

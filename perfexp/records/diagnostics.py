@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import yaml
 
 
 class Severity(StrEnum):
@@ -28,7 +30,7 @@ class Rule(NamedTuple):
 _error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 
 #: Each diagnostic by its code. Records keep the codes: never rename one, never reuse one. Their meanings are in
-#: docs/reference/descriptions.yaml.
+#: diagnostics.yaml.
 #: `perfexp.summaries.remarks` compares diagnostics of one code by a figure of the message, usually the first.
 DIAGNOSTICS: dict[str, Rule] = {
     # --- times ---
@@ -338,6 +340,17 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "roofline_missing": _warning("no roofline: {reason}", "{advice}"),
 }
+
+
+def families() -> dict[str, dict[str, str]]:
+    """Return the meaning of each code, by family."""
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    return msgspec.convert(yaml.safe_load(text), dict[str, dict[str, str]])
+
+
+def meanings() -> dict[str, str]:
+    """Return the meaning of each code."""
+    return {code: meaning for codes in families().values() for code, meaning in codes.items()}
 
 
 class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -427,6 +427,12 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
     sweep: SweepMembership | None = None
     earlier: list[EarlierTime] = []
     selfcheck: list[MachineSpread] = []
+
+    #: Text of a record for readers; `perfexp.api` sets it to the table of `perfexp show`.
+    text: ClassVar[Callable[[Record], str]] = repr
+
+    def __str__(self) -> str:
+        return type(self).text(self)
 
     def to_json(self) -> bytes:
         """The record as indented JSON."""

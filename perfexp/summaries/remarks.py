@@ -172,9 +172,12 @@ def failures(record: Record) -> list[str]:
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
     processes = Counter(without_replicate(point.key) for point in record.points)
     finished = processes - Counter(map(without_replicate, failed))
+    errors = {point.error for point in failed.values()}
     lines = []
     for key, point in failed.items():
         first = without_replicate(key)
+        if (point.error or "").partition("not tried: ")[2] in errors:
+            continue
         if point.status is Status.INTERRUPTED and finished[first]:
             lines.append(f"{label(first)}: interrupted after {finished[first]} of {processes[first]} processes")
         elif first not in failed or not key.replicate:

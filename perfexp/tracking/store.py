@@ -7,10 +7,11 @@ import importlib.metadata
 import os
 import re
 import shlex
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -241,7 +242,10 @@ def uri_option(uri: str) -> str:
 
 
 def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:
-    """Return two lines for the console: the command that opens the store, unless it is a server, and a run's page."""
+    """Return lines for the console: the command that opens the store, and a run's page if its server runs."""
     if is_server(uri):
         return page(hide(uri), experiment_id, run_id)
-    return f"perfexp ui{uri_option(uri)}\n{page(f'http://{HOST}:{PORT}', experiment_id, run_id)}"
+    command = f"perfexp ui{uri_option(uri)}"
+    with suppress(OSError), socket.create_connection((HOST, PORT), timeout=0.2):
+        return f"{command}\n{page(f'http://{HOST}:{PORT}', experiment_id, run_id)}"
+    return command

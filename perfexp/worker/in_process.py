@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -34,7 +34,12 @@ def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any]
         )
     emit = _Waits(warn)
     try:
-        with _unchanged(model), _Here(plan, paths, emit, model).opened() as procedure:
+        with (
+            paths.log.open("a", encoding="utf-8") as log,
+            redirect_stderr(log),  # tracebacks, as those of a worker
+            _unchanged(model),
+            _Here(plan, paths, emit, model).opened() as procedure,
+        ):
             points.measure_points(procedure, plan, paths, 0, emit)
             points.dissect_points(procedure, plan, paths, 0, emit)
     finally:

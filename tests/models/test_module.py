@@ -168,3 +168,25 @@ def test_something_else_is_explained(built: object) -> None:
 def test_a_partial_of_something_else_is_explained() -> None:
     with pytest.raises(UserError, match="made a int"):
         open_adapted(functools.partial(int))
+
+
+class Tokens(torch.nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(10, 4)
+
+
+class Pair(torch.nn.Module):
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one + other
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [(Tokens(), "scalar types: Long, Int"), (Pair(), "forward: missing a required argument: 'other'")],
+)
+def test_a_module_of_other_inputs_is_refused_with_what_to_set(module: torch.nn.Module, reason: str) -> None:
+    session = open_adapted(module)
+    with session.inferring(), pytest.raises(Unsupported, match=reason) as raised:
+        session.first_forward(session.random_batch((32, 32), 1, seed=0))
+    assert "method sample_shape(input_size)" in str(raised.value)
+    assert "wrap it in a module whose forward(x) makes them" in str(raised.value)

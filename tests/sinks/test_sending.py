@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -395,3 +396,13 @@ def test_a_record_without_an_end_does_not_fill_the_disk(tmp_path, monkeypatch):
     gc.collect()
     with (tmp_path / "large").open("wb") as file:  # the limit has gone
         file.truncate(2**22)
+
+
+def test_a_page_is_linked_if_its_server_runs(monkeypatch, tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(store, "PORT", server.getsockname()[1])
+        command, page = store.how_to_look(uri, "1", "abc").splitlines()
+    assert command == f"perfexp ui --uri {uri}"
+    assert page.startswith(f"http://127.0.0.1:{store.PORT}/#/experiments/1/runs/abc")
+    assert store.how_to_look(uri, "1", "abc") == command
