@@ -69,6 +69,8 @@ def add_work_metrics(
     tf32, fp32 = ((peaks or {}).get(kind) for kind in ("tf32", "fp32"))
     if point.key.precision == "fp32" and work.contraction_flops and tf32 and fp32 and tf32 > _WORTH * fp32:
         point.doubts.append(diagnostics.make("tf32_ceiling", ratio=tf32 / fp32))
+    if work.is_random:
+        point.doubts.append(diagnostics.make("work_random"))
     if work.uncounted:
         point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
 

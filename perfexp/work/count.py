@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_map
 
-from perfexp.work import Row, Shape, Work
+from perfexp.work import Inconclusive, Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
 from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, recording
-from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
-from perfexp.work.trial import Inconclusive, isolated, replace_tensors, stand_in
+from perfexp.work.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
+from perfexp.work.trial import isolated, replace_tensors, stand_in
 
 #: perfexp's own functions, whose work is counted with their operator.
 _COUNTED = "perfexp."
+#: Further counts of a model that draws random numbers.
+_OTHER_DRAWS = 4
 _WRAPPER = "torch::autograd::CopySlices"
 
 
@@ -41,10 +46,21 @@ def count(
             and on the device of the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
     """
-    return isolated(_count)(original_of(model), inputs, dict(keywords or {}), backward)
+    arguments = (original_of(model), inputs, dict(keywords or {}), backward)
+    work, has_drawn = isolated(_count)(*arguments)
+    others = (isolated(_count)(*arguments, seed)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0))
+    return replace(work, is_random=any(other.rows != work.rows for other in others))
 
 
-def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
+def _count(
+    model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool, seed: int | None = None
+) -> tuple[Work, bool]:
+    """Count the work, and return whether the model drew random numbers on the host, from the generators of a seed."""
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+    before = _host_generators()
     if isinstance(model, torch.jit.ScriptModule):
         raise Inconclusive("a scripted module can't be inspected; pass the module that it was made from")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -58,12 +74,19 @@ def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backwa
     assert tape.root is not None
     nodes, foreign = _reached(outputs) if backward else (None, [])
     maker = _RowMaker(parameters, own, nodes)
-    return Work(
+    work = Work(
         rows=tuple(maker.rows(tape.root)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         backward=backward,
         uncounted=_uncounted(_kernels(tape.root), nodes, foreign),
     )
+    return work, _host_generators() != before
+
+
+def _host_generators() -> str:
+    """Return the state of the random numbers of Python, NumPy and torch on the host."""
+    numpy = np.random.get_state(legacy=False)["state"]
+    return str((random.getstate(), numpy["key"].tolist(), numpy["pos"], torch.get_rng_state().tolist()))
 
 
 def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
@@ -169,7 +192,7 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
 
     Where only a shape is given (`torch.Size`), the model's first floating-point parameter sets data type and device.
     """
-    first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
+    first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 
     def replaced(value: Any) -> Any:
         if isinstance(value, torch.Size):
