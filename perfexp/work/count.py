@@ -47,20 +47,29 @@ def count(
         backward: whether to count the backward pass of a loss on all outputs.
     """
     arguments = (original_of(model), inputs, dict(keywords or {}), backward)
-    work, has_drawn = isolated(_count)(*arguments)
-    others = (isolated(_count)(*arguments, seed)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0))
+    work, has_drawn = isolated(_draw)(None, *arguments)
+    others = (isolated(_draw)(seed, *arguments)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0))
     return replace(work, is_random=any(other.rows != work.rows for other in others))
 
 
-def _count(
-    model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool, seed: int | None = None
-) -> tuple[Work, bool]:
+def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
     """Count the work, and return whether the model drew random numbers on the host, from the generators of a seed."""
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
     before = _host_generators()
+    work = _count(*arguments)
+    return work, _host_generators() != before
+
+
+def _host_generators() -> str:
+    """Return the state of the random numbers of Python, NumPy and torch on the host."""
+    # a state of NumPy is printed with its first and last numbers and its position
+    return str((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist()))
+
+
+def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
     if isinstance(model, torch.jit.ScriptModule):
         raise Inconclusive("a scripted module can't be inspected; pass the module that it was made from")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -74,19 +83,12 @@ def _count(
     assert tape.root is not None
     nodes, foreign = _reached(outputs) if backward else (None, [])
     maker = _RowMaker(parameters, own, nodes)
-    work = Work(
+    return Work(
         rows=tuple(maker.rows(tape.root)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         backward=backward,
         uncounted=_uncounted(_kernels(tape.root), nodes, foreign),
     )
-    return work, _host_generators() != before
-
-
-def _host_generators() -> str:
-    """Return the state of the random numbers of Python, NumPy and torch on the host."""
-    numpy = np.random.get_state(legacy=False)["state"]
-    return str((random.getstate(), numpy["key"].tolist(), numpy["pos"], torch.get_rng_state().tolist()))
 
 
 def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
