@@ -30,7 +30,8 @@ from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.errors import UserError
 from perfexp.models import Batch, modules
 from perfexp.records.record import Key
-from perfexp.work.trial import MODULE_ERRORS, Inconclusive, isolated, trial_outputs, why_refused
+from perfexp.work import Inconclusive
+from perfexp.work.trial import MODULE_ERRORS, isolated, trial_outputs, why_refused
 
 
 def survey(

@@ -155,7 +155,7 @@ def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) 
 
 def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
     with suppress(OSError, *untrusted.DECODING_ERRORS):
-        head = msgspec.json.decode(untrusted.read_bytes(file), type=_RecordHead)
+        head = untrusted.from_json(untrusted.read_bytes(file), _RecordHead)
         if head.sweep is not None and (head.sweep.uid, head.sweep.job) == (sweep, run):
             return head
     return None

@@ -39,12 +39,19 @@ class Offer:
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     """Return the nodes for each kind that the cluster maps, or of those given if it maps none."""
     nodes = slurm.nodes()
-    chosen = list(cluster.gpus) or [kind for kind in kinds if _has_type(nodes, kind)]
-    return [_offer(cluster, kind, nodes) for kind in chosen]
+    types = gpu_types(nodes)
+    return [_offer(cluster, kind, nodes) for kind in cluster.gpus or [kind for kind in kinds if kind in types]]
 
 
-def _has_type(nodes: Sequence[Node], kind: str) -> bool:
-    return any(re.search(rf"\bgpu:{re.escape(kind)}\b", node.gres) for node in nodes)
+def gpu_types(nodes: Sequence[Node]) -> set[str]:
+    """Return the types of GPUs in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
+    entries = [entry for node in nodes for entry in _gres(node)]
+    return {entry[1] for entry in entries if entry[0] == "gpu" and len(entry) > 1 and not entry[1].isdigit()}
+
+
+def _gres(node: Node) -> list[list[str]]:
+    """Split the GRES of a node, `gpu:a100:4(S:0,2),shard:8`, into names, types and counts."""
+    return [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", node.gres).split(",")]
 
 
 def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
@@ -63,13 +70,13 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
     """Whether a node fits the partition (`a,b`), the features and the GRES; of alternatives (`a|b`) one suffices."""
-    gres, constraint = options.get("gres", "").rpartition(":")[0], options.get("constraint", "")
+    gres, constraint = options.get("gres", "").split(":")[:-1], options.get("constraint", "")
     features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
     has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)
     return (
         node.partition in options.get("partition", node.partition).split(",")
         and (has_features or not features)
-        and (not gres or re.search(rf"\b{re.escape(gres)}\b", node.gres) is not None)
+        and (not gres or any(entry[: len(gres)] == gres for entry in _gres(node)))  # types must be equal
     )
 
 

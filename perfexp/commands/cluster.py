@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import cluster_of
-from perfexp.cluster import site_check
+from perfexp.cluster import site_check, slurm
 from perfexp.commands.app import ConfigDir, app, echo, options
 from perfexp.errors import UserError
 from perfexp.reports.console import Console
@@ -37,7 +37,11 @@ def check(
     site = cluster_of(cluster, config_dir)
     found = site_check.offers(site, options("gpu", config_dir))
     if not found:
-        raise UserError(f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu; write a site file.")
+        types = ", ".join(sorted(site_check.gpu_types(slurm.nodes()))) or "none"
+        raise UserError(
+            f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu (types: {types}). Write a site file "
+            "with gpus: {KIND: {gres: gpu:TYPE}}."
+        )
     columns = [Column("gpu", [offer.kind for offer in found], prose=True)]
     for title in ("nodes", "idle", "busy", "others"):
         columns.append(Column(title, [str(getattr(offer, title)) for offer in found]))

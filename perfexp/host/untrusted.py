@@ -5,12 +5,13 @@ Only regular files are opened: a link, a FIFO, a device or a folder in their pla
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import yaml
@@ -25,6 +26,7 @@ _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: What msgspec raises for content that is not of the expected type.
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_T = TypeVar("_T")
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -78,10 +80,22 @@ def open_append(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "ab+")
 
 
+def utf8(content: bytes) -> bytes:
+    """Return a UTF-8 text without its byte order mark; raises `msgspec.DecodeError` for UTF-16."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in content[:2]:
+        raise msgspec.DecodeError("its text is UTF-16, save it as UTF-8")
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def from_json(content: bytes, kind: type[_T]) -> _T:
+    """Return JSON as an object of a type; raises one of `DECODING_ERRORS` for other content."""
+    return msgspec.json.decode(utf8(content), type=kind)
+
+
 def json_data(content: bytes) -> Any:
     """Return JSON as plain data; `ValueError` for other content, half a surrogate pair, and too deep nesting."""
     try:
-        return msgspec.json.decode(content)
+        return msgspec.json.decode(utf8(content))
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
@@ -96,9 +110,10 @@ def yaml_data(content: bytes) -> Any:
     if len(content) > _MAX_YAML_BYTES:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
     try:
+        content = utf8(content)
         _check_events(content)  # the loader itself overruns the stack where nodes are nested too deeply
         return yaml.load(content, Loader=_LOADER)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 

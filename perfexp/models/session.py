@@ -39,10 +39,10 @@ from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
-from perfexp.work import Work
+from perfexp.work import Inconclusive, Work
 from perfexp.work.count import count
 from perfexp.work.tensors import tensors_in
-from perfexp.work.trial import MODULE_ERRORS, Inconclusive, is_stand_in, why_refused
+from perfexp.work.trial import MODULE_ERRORS, is_stand_in, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,29 @@ from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host import untrusted
 
 _SUFFIXES = (".pth", ".pt")
-#: Keys of the weights in a checkpoint that holds more.
+#: Keys of the weights in a checkpoint that holds several state dicts, the first one counts.
 _NESTED = ("state_dict", "model_state_dict", "model")
-#: Prefixes of the wrappers DataParallel and torch.compile.
-_PREFIXES = ("module.", "_orig_mod.")
+#: Levels of a checkpoint at which state dicts are searched.
+_DEPTH = 2
+#: Prefix that torch.compile puts before the names of a module, at any level.
+_COMPILED = "_orig_mod."
+#: Prefixes of DataParallel and of classes around a model.
+_PREFIXES = ("module.", "model.", "net.", "backbone.")
 #: Torchvision's published DenseNets have the name `norm.1` for `norm1` (torchvision/models/densenet.py).
 _DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 #: With earlier versions a crafted file runs code in spite of weights_only=True: CVE-2025-32434.
 _SAFE_TORCH = Version("2.6")
+#: Beginnings of files that torch.save does not write, each with the cause and the remedy.
+_OTHERS = {
+    b"version https://git-lfs": ("it is a pointer of Git LFS", "Fetch the file itself: git lfs pull"),
+    b"<": ("it is a web page, not the file", "Download the file itself, without a page around it"),
+    b"\x93NUMPY": ("it is an array of NumPy", "Convert it with torch.from_numpy"),
+    b"\x1f\x8b": ("it is compressed by gzip", "Unpack it"),
+    b"\x89HDF": ("it is an HDF5 file, as of Keras", "Convert its arrays to tensors with torch.from_numpy"),
+}
+#: Beginning of a pickle, and of one that torch.save wrote before torch 1.6.
+_PICKLE, _OLD_FILE = b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+_FORBIDDEN = re.compile(r"GLOBAL (\S+) was not an allowed")
 #: Maximum number of entries per kind in an error.
 _SHOWN = 3
 
@@ -59,22 +74,81 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load's errors for other files are undocumented
-        words = str(error).strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
-        reason = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(words)) or type(error).__name__
+        cause, remedy = _cause(file, error)
         raise UserError(
-            f"{file} can't be read as {kind}: {reason}. Code in a file of weights is never run. {advice}"
+            f"{file} can't be read as {kind}: {cause}. {remedy}. Code in a file of weights is never run. {advice}"
         ) from error
+
+
+def _cause(file: Path, error: Exception) -> tuple[str, str]:
+    """Return why torch.load refused a file, and what to do."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error), "Copy it again, or choose another file"
+    with file.open("rb") as opened:
+        start = opened.read(1024)
+    if not start:
+        return "it is empty", "Copy or download it again"
+    for beginning, described in _OTHERS.items():
+        if start.lstrip().startswith(beginning):
+            return described
+    if start.startswith(_PICKLE) and not start.startswith(_OLD_FILE):
+        return "it is a pickle of Python, not of torch.save", "Save its arrays as tensors with torch.save"
+    message = str(error)
+    if forbidden := _FORBIDDEN.search(message):
+        name = forbidden[1]
+        if name.startswith("torch.nn."):
+            return f"it is a pickled model ({name})", "Save its state dict where the model's code is"
+        what = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
+        return f"it holds {what} ({name})", "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)"
+    if start[8:9] == b"{":
+        return "it is a safetensors file", "Convert it: torch.save(safetensors.torch.load_file(FILE), NEW)"
+    if "central directory" in message:
+        return "it is cut off or damaged", "Copy or download it again"
+    if "TorchScript" in message:
+        return "it is a TorchScript archive", "Save its state dict: torch.jit.load(FILE).state_dict()"
+    if start.startswith(b"PK"):
+        return "it is an archive of another program, as .npz", "Save its arrays as tensors with torch.save"
+    if start.isascii() and b"\0" not in start:
+        return "it is text", "Choose another file"
+    words = message.strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
+    return " ".join(words) or type(error).__name__, "Copy it again, or choose another file"
+
+
+def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the state dicts in a checkpoint with the keys that lead to them: mappings with parameters.
+
+    A mapping with another one in it is not a state dict, but has other tensors, for example a random state.
+    """
+    if not isinstance(content, Mapping):
+        return
+    below = [found for key in content if len(path) < _DEPTH for found in _state_dicts(content[key], (*path, str(key)))]
+    tensors = (value for value in content.values() if isinstance(value, torch.Tensor))
+    if not below and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
+        yield path, dict(content)
+    yield from below
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
     content = read_content(file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE).")
-    for key in _NESTED:
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    entries = content.items() if isinstance(content, dict) else ()
-    tensors = {_plain_name(str(name)): value for name, value in entries if isinstance(value, torch.Tensor)}
-    if not tensors:
+    found = dict(_state_dicts(content))
+    usual = [path for path in found if path[-1:] and path[-1] in _NESTED]
+    first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
+    if not first:
         raise UserError(f"{file} holds no tensors by name. Save a state dict: torch.save(model.state_dict(), FILE).")
+    if len(first) > 1:
+        names = _first([".".join(path) for path in first])
+        raise UserError(f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, FILE).")
+    state = found[first[0]]
+    return {_plain_name(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
+    """Remove prefixes that all names share, until a name is one of the module's own."""
+    while not any(name in own for name in tensors):
+        shared = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)), None)
+        if shared is None:
+            break
+        tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
     return tensors
 
 
@@ -83,7 +157,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
     Raises `UserError`, and leaves the module as it is, if entries are missing, unexpected or of another shape.
     """
-    tensors = _read_weights(file)
+    tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
     module.load_state_dict({**module.state_dict(), **tensors})
 
@@ -117,9 +191,7 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
 
 
 def _plain_name(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return _DENSENET_NAME.sub(r"\1\2", name)
+    return _DENSENET_NAME.sub(r"\1\2", name.replace(_COMPILED, ""))
 
 
 def _first(names: list[str]) -> str:

@@ -150,7 +150,7 @@ def is_of_perfexp(paths: RunPaths) -> bool:
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
         with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
-            identities.add(msgspec.json.decode(untrusted.read_bytes(file), type=_Identity).uid)
+            identities.add(untrusted.from_json(untrusted.read_bytes(file), _Identity).uid)
     with suppress(UserError):
         identities.add(str(plan_file.read(paths.plan).get("uid")))
     return paths.uid is not None and paths.uid in identities

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -27,6 +30,10 @@ from perfexp.models import torchvision_names
 
 #: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
+#: Hydra's errors for a group that is added though it is among the defaults.
+_TWICE = re.compile(
+    r"^Multiple values for \S+\. .*'override (\S+): (\S+)'|^force-add of config groups .*'\+\+([^=]+)=(.*)'"
+)
 #: Similarity from which a wrong word may be a key of a section: those are many, and short words resemble one of them.
 _SIMILAR = 0.75
 #: Options of the group precision by names of torch and of other tools.
@@ -54,16 +61,33 @@ def user_error(error: BaseException) -> UserError:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
             key = str(link.override).partition("=")[0]
-            shown = "tracking.uri=…" if key.endswith("tracking.uri") else link.override  # it may hold a password
-            return UserError(f"'{shown}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b].")
+            shown = "tracking.uri=…" if key.endswith("tracking.uri") else str(link.override)  # it may hold a password
+            reason = re.sub("^Lexer.*", "a character in it needs quotes", _first_line(link))
+            return UserError(f"'{shown}' can't be read: {reason}. {_quoted(shown)}")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
             return UserError(f"{link.full_key} is a list, also of one value: {link.full_key}=[…].")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
             return UserError(f"{link.full_key}: {_first_line(link)}.")
     text = _first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error)
+    if twice := _TWICE.search(text):
+        group, option = twice[1] or twice[3], twice[2] or twice[4]
+        return UserError(f"{group} has an option already. Leave + out: {group}={option}")
     if text.startswith(_SEVERAL):
         text += ". Several values are a sweep: add -m; or one list: KEY=[A,B]"
     return UserError(text)
+
+
+def _quoted(override: str) -> str:
+    """Return how to type an override: its value in quotes of Hydra, all of it in quotes of the shell."""
+    key, _, value = override.partition("=")
+    text = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    try:
+        if value[:1] not in ("[", "{", '"', "'") and not re.search(r",|\$\{", value):
+            OverridesParser.create().parse_override(text)
+            return f"In a shell, type: {shlex.quote(text)}"
+    except HydraException:  # the key is wrong
+        pass
+    return "Quote texts with other characters, as in 'key=\"a=b\"' and 'key=[\"a#b\",c]'."
 
 
 def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpError:

@@ -76,12 +76,14 @@ def add_work_metrics(
     if host_rate is not None:
         shares.append(_part(point, work.contraction_flops / host_rate, "share of a matrix product's rate"))
     for metric in shares:
-        if metric.value is not None and metric.value > _IMPOSSIBLE:
+        if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
             reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
             point.status, point.error = Status.FAILED, reason
     point.doubts += _worth_of_tf32(work, formats, peaks or {})
     if work.parameters and not work.flops_model and not work.uncounted:
         point.doubts.append(diagnostics.make("no_work"))
+    if work.is_random:
+        point.doubts.append(diagnostics.make("work_random"))
     if work.uncounted:
         point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
 

@@ -199,6 +199,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "no FLOP formula for {ops}: MACs, FLOPs and rates are lower bounds",
         "compare these figures only between runs of the same model",
     ),
+    "work_random": _warning(
+        "the model skips layers at random: MACs, FLOPs and bytes are those of one draw, rates are of many",
+        "measure with mode=inference, or set the probability of skipping a layer to 0",
+    ),
     "above_the_ceiling": _warning(
         "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in that time",
         "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "

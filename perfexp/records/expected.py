@@ -28,7 +28,7 @@ class Expected(msgspec.Struct, kw_only=True):
     def load(cls, path: Path) -> Expected | None:
         """Read expected.json; None in folders of older versions. Raises `UserError` if it cannot be read."""
         try:
-            return msgspec.json.decode(untrusted.read_bytes(path), type=cls)
+            return untrusted.from_json(untrusted.read_bytes(path), cls)
         except FileNotFoundError:
             return None
         except (OSError, *untrusted.DECODING_ERRORS) as error:

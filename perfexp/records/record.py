@@ -442,12 +442,12 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
         """Read a record of this or an earlier schema version; raises `UserError` for others, and for other texts."""
         try:
-            version = msgspec.json.decode(text, type=_Version).schema_version
+            version = untrusted.from_json(text, _Version).schema_version
             if version > SCHEMA_VERSION:
                 raise UserError(
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
-            record = msgspec.json.decode(text, type=cls)
+            record = untrusted.from_json(text, cls)
             _check_layers(record.points)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error

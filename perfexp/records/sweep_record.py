@@ -104,7 +104,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Read a sweep.json, or that of a folder; raises `UserError` if it is missing or invalid."""
         file = path / "sweep.json" if path.is_dir() else path
         try:
-            return msgspec.json.decode(untrusted.read_bytes(file, _MOST_BYTES), type=cls)
+            return untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
         except untrusted.DECODING_ERRORS as error:

@@ -199,9 +199,15 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
         return
     names, unavailable = sorted(table.names), sorted(table.unavailable)[:4]
     remarks = [f"ncu could not measure {', '.join(unavailable)} (n/a)."] if unavailable else []
+    lacks = " ".join([f"{table.source} lacks {'; '.join(missing)}.", *remarks, *table.notes])
+    without_dram = all(name.startswith("dram__") for name in missing)
+    if without_dram and (any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)):
+        raise UserError(
+            f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. Draw the layers of a run on such a chip: "
+            "measure it with probes.layers=true."
+        )
     raise UserError(
-        " ".join([f"{table.source} lacks {'; '.join(missing)}.", *remarks, *table.notes])
-        + f" It has: {', '.join(names[:6] + ['…'] * (len(names) > 6)) or 'none'}. Collect what is needed with:\n"
+        f"{lacks} It has: {', '.join(names[:6] + ['…'] * (len(names) > 6)) or 'none'}. Collect what is needed with:\n"
         f"  {COLLECT}"
     )
 

@@ -25,7 +25,17 @@ _LABELS = {
     "Duration": "gpu__time_duration.sum",
     "DRAM Throughput": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-    "SOL SM": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    **dict.fromkeys(("SOL SM", "SM"), "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
+    # until 2021
+    **dict.fromkeys(("SOL DRAM", "SOL FB"), "dram__throughput.avg.pct_of_peak_sustained_elapsed"),
+}
+_SECOND = "[nuµμm]?s(?:ec(?:onds?)?)?"
+#: Units by a part of a metric's name; the first part in a name counts. Other metrics are counts, which may have none.
+_UNITS = {
+    ".pct_of_peak": "%|percent",
+    ".per_second": rf".+/{_SECOND}|[kmgt]?(?:hz|hertz)",
+    "bytes": r"(?:[kmgtp]i?)?b(?:ytes?)?(?:/.+)?",
+    "time_duration": _SECOND,
 }
 _KERNEL, _NAME, _UNIT, _VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 #: Metric with the name of the GPU.
@@ -44,6 +54,7 @@ _MAX_NAMED = 3
 _MAX_BYTES = 1 << 29
 #: Command that converts a report into a CSV.
 EXPORT = "ncu --import FILE.ncu-rep --page raw --csv --print-units base > FILE.csv"
+_AGAIN = f"Export it again, with its units: {EXPORT}"
 
 
 @dataclass(kw_only=True)
@@ -176,17 +187,28 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
         if cell.name not in needed:
             continue
         value, scale = number(cell.text, mark), factor(cell.unit)
+        if value is None and cell.text.strip()[:1].isdigit():
+            raise UserError(f"{_place(listing, cell)} is '{cell.text.strip()}', not a number. {_AGAIN}")
         if value is None:
             listing.unavailable |= {cell.name} if cell.text.strip() else set()
         elif value < 0:
             negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
-        elif scale is None:
-            unit = f"{cell.name} is in '{cell.unit}', an unknown unit"
-            raise UserError(f"{listing.source}: {unit}. Export it with --print-units base.")
+        elif scale is None or not _is_unit(cell):
+            unit = f"is in '{cell.unit}', an unknown unit" if cell.unit.strip() else "has no unit"
+            raise UserError(f"{_place(listing, cell)} {unit}. {_AGAIN}")
         else:  # the first of several equal names counts
             launches[cell.launch].metrics.setdefault(cell.name, value * scale)
     listing.launches += launches.values()
     return negative
+
+
+def _place(listing: Listing, cell: _Cell) -> str:
+    return f"{listing.source}: {cell.name} at line {cell.line}"
+
+
+def _is_unit(cell: _Cell) -> bool:
+    pattern = next((pattern for part, pattern in _UNITS.items() if part in cell.name), ".*")
+    return re.fullmatch(pattern, cell.unit.strip().lower()) is not None
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
@@ -198,6 +220,11 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
             cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
             if _is_header(cells):
                 return index, delimiter, cells
+            if {_NAME, "Average"} <= set(cells):
+                raise UserError(
+                    f"{source} is a summary of ncu (--print-summary), with means over launches instead of each launch. "
+                    f"Leave --print-summary out: {EXPORT}"
+                )
             if tool := next((_OTHER_TOOLS[cell] for cell in cells if cell in _OTHER_TOOLS), None):
                 raise UserError(
                     f"{source} is a table of {tool}, which has times but neither FLOPs nor bytes. A roofline needs the "
@@ -265,20 +292,26 @@ class _Cell(NamedTuple):
 
 def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     for line, row in rows:
-        label, launch = (row.get(_NAME) or "").strip(), (row.get("Process ID", ""), row.get("ID", ""))
-        yield _Cell(line, launch, row, _LABELS.get(label, label), row.get(_UNIT, ""), row[_VALUE])
+        (name, unit), launch = _named(row.get(_NAME) or ""), (row.get("Process ID", ""), row.get("ID", ""))
+        yield _Cell(line, launch, row, name, row.get(_UNIT) or unit, row[_VALUE])
+
+
+def _named(label: str) -> tuple[str, str]:
+    """The name of a metric, and its unit if it stands behind the name or label (`Duration [ns]`)."""
+    match = _NAME_AND_UNIT.fullmatch(label.strip())
+    return (_LABELS.get(match[1], match[1]), match[2] or "") if match else ("", "")
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     units: dict[str, str] = {}
     if rows and not (rows[0][1].get("ID", "").strip() or rows[0][1][_KERNEL].strip()):
         (_, units), *rows = rows
-    matches = [(column, match) for column in header if (match := _NAME_AND_UNIT.fullmatch(column))]
+    metrics = [(column, *_named(column)) for column in header]
     for line, row in rows:
         yield _Cell(line, (str(line),), row)  # a launch without metrics is a launch too
-        for column, match in matches:
-            if "__" in match[1]:
-                yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
+        for column, name, unit in metrics:
+            if "__" in name:
+                yield _Cell(line, (str(line),), row, name, unit or units.get(column, ""), row[column])
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:

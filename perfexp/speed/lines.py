@@ -38,9 +38,13 @@ _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNOR
 _METRIC = re.compile(r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d")
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
-#: Beginning of a line of mmengine and mmcv: time, logger, level.
-LOGGER = re.compile(
-    r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d(?:,\d{1,3})? - (?:[\w.-]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
+#: Beginning of a line of a logger: date and time, in brackets or not.
+DATED = re.compile(r"\[?(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
+_LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
+#: Lines that only mmengine, mmcv and packages on them write: loggers of other programs have the same form.
+OWN = re.compile(
+    rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - (?:Environment info:|"
+    r"Distributed training:|Start running, host:))|System environment:\s*$"
 )
 #: Last line of a traceback.
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")

@@ -52,7 +52,7 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     """
     log = read(path)
     run = log.last_training
-    if status := _why_unknown(run):
+    if status := _why_unknown(run, is_own=log.is_own):
         raise UserError(f"{path}: {status}. Nothing is written.")
     facts = (options or Facts()).or_else(facts_of(log, path))
     if mode is Mode.sp and facts.num_gpus is None:
@@ -82,13 +82,15 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     )
 
 
-def _why_unknown(run: Run) -> str:
-    """Return why a log has neither a speed nor a failure; empty if it has one."""
+def _why_unknown(run: Run, *, is_own: bool) -> str:
+    """Return why a log has neither a speed nor a failure; empty if it has one.
+
+    Steps without a time may be another program's (`is_own` is False), and then failures are, too.
+    """
     if run.only_tests:
-        return "only tests are logged, no training"
-    if run.failures or not run.steps or not all(step.finite for step in run.steps):
-        return ""
-    if steady(run.steps, skip=0).seconds is not None:
+        return "only tests, validations or checkpoints are logged, no steps of a training"
+    has_failed = run.failures or not run.steps or not all(step.finite for step in run.steps)
+    if (has_failed and (is_own or not run.steps)) or steady(run.steps, skip=0).seconds is not None:
         return ""
     wrapped = " (its lines are wrapped: write the log to a file, or to a wider terminal)" if run.times_apart else ""
     return f"no line about its steps has a usable time{wrapped}"

@@ -14,12 +14,10 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.speed.facts import Facts, Head
-from perfexp.speed.lines import EXCEPTION, LOGGER, TIME, Failure, Mark, Parsed, Step, of_json, of_text, plain
+from perfexp.speed.lines import DATED, EXCEPTION, OWN, TIME, Failure, Mark, Parsed, Step, of_json, of_text, plain
 
 #: Length to which lines and configurations are cut: a file without line ends is not a log.
 _LONGEST = 1_000_000
-#: Beginning of a line of the logger, which ends a configuration before it.
-_LOGGED = re.compile(r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
 _CONFIG = re.compile(r"(?:^|\s)Config:\s*$")
 _IGNORED = "Exception ignored in"
 
@@ -65,8 +63,8 @@ def read(path: Path) -> Log:
         raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
     if not log.is_log:
         raise UserError(
-            f"{path} is not a training log of mmengine or mmcv. Pass TIMESTAMP.log, vis_data/scalars.json or "
-            "TIMESTAMP.log.json, or the folder of a perfexp run."
+            f"{path} is not a training log of mmengine or mmcv: no line has the time of a step. Pass "
+            "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json, or the folder of a perfexp run."
         )
     return log
 
@@ -82,18 +80,26 @@ def facts_of(log: Log, path: Path) -> Facts:
 class Log:
     """A training log: its lines, sorted into runs, of which only the last ones stay in memory.
 
-    Attributes `is_log` and `is_json`: whether any line, or any line of JSON, is about a training.
+    Attributes:
+        is_own: whether any line is one that only mmengine and mmcv write.
+        is_json: whether any line of JSON is about a training.
     """
 
     def __init__(self) -> None:
         self.run = Run()
-        self.is_log = self.is_json = False
+        self.is_own = self.is_json = self._is_dated = False
         self.unreadable = 0
         self._trained: Run | None = None
         self._ended = 0
         self._config: list[str] | None = None
         self._paused = self._in_traceback = False
         self._before = ""
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the file is a log; a failure alone is one unless another program's logger wrote lines before."""
+        run = self.last_training
+        return self.is_own or bool(run.steps or run.tests or (run.failures and not self._is_dated))
 
     @property
     def last_training(self) -> Run:
@@ -110,7 +116,7 @@ class Log:
         if line.startswith("{"):
             parsed = of_json(line)
             self.is_json |= parsed not in (None, Mark.UNREADABLE)
-            self.is_log |= self.is_json
+            self.is_own |= isinstance(parsed, dict) and "env_info" in parsed
         else:
             text = plain(line)
             parsed = of_text(text, whole=line.endswith("\n"))
@@ -118,7 +124,8 @@ class Log:
             self._before = text
             if ignored:
                 return
-            self.is_log |= parsed is not None or bool(LOGGER.match(text) or _CONFIG.search(text))
+            self.is_own |= bool(OWN.match(text))
+            self._is_dated |= bool(DATED.match(text))
             self.unreadable += parsed is None and bool(text) and not self.run.failures
             self._take_head(text, parsed)
             self.run.times_apart += parsed is None and bool(TIME.search(text))
@@ -134,7 +141,7 @@ class Log:
             case Mark.START:
                 self._begin()
             case Mark.PAUSE:
-                self._paused = True
+                self._paused = self.run.tests = True
             case Mark.TEST:
                 self.run.tests = True
             case Mark.UNREADABLE:
@@ -146,7 +153,7 @@ class Log:
             if parsed is None:
                 self.run.failures.append(Failure("a traceback", text.strip()))
         if self._config is not None:
-            if parsed is None and not _LOGGED.match(text) and len(self._config) < _LONGEST:
+            if parsed is None and not DATED.match(text) and len(self._config) < _LONGEST:
                 self._config.append(text)
                 return
             self.end()
@@ -186,6 +193,7 @@ class Log:
         """End the configuration, if one is being read: another line or the end of the log follows."""
         if self._config is not None:
             self.run.head.config = "\n".join(self._config)
+            self.is_own |= " = dict(" in self.run.head.config
             self._config = None
 
 

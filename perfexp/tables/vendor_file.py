@@ -78,7 +78,7 @@ def is_one(path: Path) -> bool:
 def load(path: Path) -> Record:
     """Read the record of a vendor file; raises `UserError` for one that is missing, invalid, or of a later format."""
     try:
-        content = msgspec.json.decode(untrusted.read_bytes(path), type=_Content)
+        content = untrusted.from_json(untrusted.read_bytes(path), _Content)
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}.") from error
     except untrusted.DECODING_ERRORS as error:

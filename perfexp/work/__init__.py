@@ -7,6 +7,8 @@ without torch. Conventions:
 * **FLOPs** are 2 per MAC. All other operators have 0 MACs and FLOPs by the table of `perfexp.work.costs` (1 per output
   of an elementwise operator, …); moving, comparing and looking up numbers is free. FLOPs do not depend on the precision
   or the algorithm.
+* **Complex numbers** count by their real parts: a multiply-accumulate is 4 MACs, hence 8 FLOPs; see also
+  `perfexp.work.costs`. A convolution that torch computes by three real ones counts by its definition, too.
 * **Bytes** are the least that a row can move: external inputs read once and external outputs written once, in their
   data types. Intermediates within a row, and views, move nothing.
 * **Backward**: the gradient of each operand of a product takes as many FLOPs as the product, exactly so for
@@ -22,6 +24,10 @@ from dataclasses import dataclass
 Shape = tuple[int, ...]
 #: Autograd's node that accumulates a parameter's gradient; it has no sequence number.
 ACCUMULATE = "AccumulateGrad"
+
+
+class Inconclusive(Exception):
+    """Raised where the work of a module cannot be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +112,14 @@ class Work:
         rows: rows in order of execution; together they are the whole call, without overlap.
         parameters: elements of all parameters of the model, shared ones once, whether the call reads them or not.
         uncounted: operators of unknown work, which the totals lack; after `backward of` where only that is unknown.
+        is_random: whether rows differ from call to call, because the model's code draws random numbers on the host.
     """
 
     rows: tuple[Row, ...]
     parameters: int
     backward: bool
     uncounted: tuple[str, ...]
+    is_random: bool = False
 
     @property
     def macs(self) -> int:

@@ -9,19 +9,22 @@ used for operators without a formula here (see `kernel_calls`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
 from perfexp.work import Geometry, Shape
+from perfexp.work.tensors import tensors_in
 
 Arguments = Mapping[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 
 #: FLOPs of a softmax per element: largest, difference, exponential, sum, quotient.
 SOFTMAX_FLOPS = 5
+#: Real MACs of a complex one.
+COMPLEX_MACS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,13 @@ Formula = Callable[[Arguments, Any], Contraction]
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> Contraction | None:
     """The products of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
     formula = _FORMULAS.get(operator)
-    return formula(arguments, outputs) if formula else None
+    if formula is None:
+        return None
+    contraction = formula(arguments, outputs)
+    if not any(tensor.is_complex() for tensor in tensors_in(outputs)):
+        return contraction
+    products = (replace(product, macs=COMPLEX_MACS * product.macs) for product in contraction.products)
+    return replace(contraction, products=tuple(products))
 
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:

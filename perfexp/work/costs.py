@@ -19,6 +19,8 @@ library (exp, tanh, erf, …), or an activation with its own operator, as one op
 | dropout in training | 2 for each element |
 | gated linear unit | 2 for each output |
 | cell of an LSTM, of a GRU, as one operator | 13, 10 for each hidden element |
+| complex numbers: product, quotient, absolute value | 6, 11, 4 for each; without a second complex factor 2 |
+| other operators on complex numbers | twice those of real numbers |
 | copies, casts, padding, lookups, sorting, random numbers, new tensors, views | 0 |
 
 Operators without a line are not free but unknown, and are reported as uncounted.
@@ -33,7 +35,7 @@ from typing import Any
 import torch
 
 from perfexp.work.contractions import SOFTMAX_FLOPS, Arguments
-from perfexp.work.tensors import tensors_in
+from perfexp.work.tensors import is_number, tensors_in
 
 
 def _names(words: str) -> frozenset[str]:
@@ -52,6 +54,9 @@ _REDUCTIONS = {
     **dict.fromkeys(_names("var std var_mean std_mean"), 4),
     "logsumexp": 4,
 }
+#: FLOPs of elementwise operators for each complex number: of two complex factors, and at any rate.
+_COMPLEX_FACTORS = {"mul": 6, "div": 11, "addcmul": 8, "addcdiv": 13}
+_COMPLEX = {"abs": 4, "prod": 6, "cumprod": 6, "reciprocal": 5}
 #: The argument that sets the number of additions.
 _ADDED = {"index_add": "source", "scatter_add": "src"}
 #: FLOPs for each element of the first output.
@@ -90,8 +95,8 @@ _FREE = _names(
     "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors _reshape_alias "
     "_reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view _upsample_nearest_exact1d "
     "_upsample_nearest_exact2d _upsample_nearest_exact3d all any arange argmax argmin argsort as_strided bernoulli "
-    "block_diag bucketize cat channel_shuffle clone constant_pad_nd contiguous copy count_nonzero detach diag_embed "
-    "diagonal_copy embedding empty_like expand_copy exponential eye fill flip full_like gather im2col index "
+    "block_diag bucketize cat channel_shuffle clone complex constant_pad_nd contiguous copy count_nonzero detach "
+    "diag_embed diagonal_copy embedding empty_like expand_copy exponential eye fill flip full_like gather im2col index "
     "index_copy index_fill index_put index_select is_same_size isin kthvalue lift_fresh lift_fresh_copy masked_fill "
     "masked_scatter masked_select median mode native_channel_shuffle new_empty new_empty_strided new_full new_ones "
     "new_zeros nonzero nonzero_static normal one_hot ones_like pixel_shuffle pixel_unshuffle rand_like randint_like "
@@ -111,19 +116,26 @@ def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any)
     if name in _FREE or not tensors:
         return 0
     if name in _ELEMENTWISE or torch.Tag.pointwise in operator.tags:
-        return sum(tensor.numel() for tensor in made if _is_number(tensor))
-    if namespace != "aten":
+        flops: int | None = sum(tensor.numel() for tensor in made if is_number(tensor))
+    elif namespace != "aten":
         return None
-    return _by_table(name, arguments, tensors[0].numel(), made)
+    else:
+        flops = _by_table(name, arguments, tensors[0].numel(), made)
+    return flops and flops * _parts(name, arguments)
 
 
-def _is_number(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _parts(name: str, arguments: Arguments) -> int:
+    """FLOPs of an operator for each of its numbers, which are real or complex."""
+    values = [value for value in arguments.values() if isinstance(value, torch.Tensor | complex)]
+    are_complex = [isinstance(value, complex) or value.is_complex() for value in values]
+    if sum(are_complex) > 1 and name in _COMPLEX_FACTORS:
+        return _COMPLEX_FACTORS[name]
+    return _COMPLEX.get(name, 2) if any(are_complex) else 1
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
     if name in _REDUCTIONS:
-        return inputs * _REDUCTIONS[name] if any(map(_is_number, made)) else 0
+        return inputs * _REDUCTIONS[name] if any(map(is_number, made)) else 0
     if name in _ADDED:
         return int(arguments[_ADDED[name]].numel())
     if name in _PER_OUTPUT:

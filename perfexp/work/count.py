@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_map
 
-from perfexp.work import Row, Shape, Work
+from perfexp.work import Inconclusive, Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
 from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, recording
-from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
-from perfexp.work.trial import Inconclusive, isolated, replace_tensors, stand_in
+from perfexp.work.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
+from perfexp.work.trial import isolated, replace_tensors, stand_in
 
 #: perfexp's own functions, whose work is counted with their operator.
 _COUNTED = "perfexp."
+#: Further counts of a model that draws random numbers.
+_OTHER_DRAWS = 4
 _WRAPPER = "torch::autograd::CopySlices"
 
 
@@ -41,7 +46,27 @@ def count(
             and on the device of the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
     """
-    return isolated(_count)(original_of(model), inputs, dict(keywords or {}), backward)
+    arguments = (original_of(model), inputs, dict(keywords or {}), backward)
+    work, has_drawn = isolated(_draw)(None, *arguments)
+    others = (isolated(_draw)(seed, *arguments)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0))
+    return replace(work, is_random=any(other.rows != work.rows for other in others))
+
+
+def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
+    """Count the work, and return whether the model drew random numbers on the host, from the generators of a seed."""
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+    before = _host_generators()
+    work = _count(*arguments)
+    return work, _host_generators() != before
+
+
+def _host_generators() -> str:
+    """Return the state of the random numbers of Python, NumPy and torch on the host."""
+    # a state of NumPy is printed with its first and last numbers and its position
+    return str((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist()))
 
 
 def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
@@ -169,7 +194,7 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
 
     Where only a shape is given (`torch.Size`), the model's first floating-point parameter sets data type and device.
     """
-    first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
+    first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 
     def replaced(value: Any) -> Any:
         if isinstance(value, torch.Size):

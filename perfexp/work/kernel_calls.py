@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from perfexp.work import Geometry
 from perfexp.work.contractions import Arguments, Contraction, contraction_of, geometry_of
 from perfexp.work.costs import cost_of
-from perfexp.work.tensors import Region, region_of, storage_of, tensors_in
+from perfexp.work.tensors import Region, is_number, region_of, storage_of, tensors_in
 
 #: Operator that is differentiable below torch's autograd, by an autograd function of perfexp.
 _OF_PERFEXP = "perfexp::convolution"
@@ -24,6 +24,7 @@ _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _RESERVING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 #: Operators that read only the shape of their tensor.
 _SHAPED_LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
+_WORK = ("macs", "flops", "input_gradient_flops", "weight_gradient_flops")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,19 @@ def kernel_of(
     )
 
 
+def of_complex_convolution(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Return the kernels of a complex convolution with the work of its definition, four real convolutions.
+
+    torch computes three of them, and adds their operands and outputs.
+    """
+    counted, factors = [], iter((2, 1, 1))
+    for kernel in kernels:
+        factor = next(factors, 1) if kernel.convolution else 0
+        work = {name: factor * getattr(kernel, name) for name in _WORK}
+        counted.append(replace(kernel, **work))
+    return counted
+
+
 def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
     declared = operator._schema.arguments
     passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
@@ -109,7 +123,7 @@ def _work(
         registered = _registered(operator, arguments, outputs)
         work["macs"], work["flops"] = (registered or 0) // 2, registered or 0
         work["known"], work["backward_known"] = registered is not None, not differentiable
-    elif flops and differentiable and any(tensor.is_floating_point() for tensor in tensors_in(outputs)):
+    elif flops and differentiable and any(map(is_number, tensors_in(outputs))):
         of_weights = [storage_of(tensor) in weights for tensor in differentiable]
         work["weight_gradient_flops"] = flops if any(of_weights) else 0
         work["input_gradient_flops"] = flops if not all(of_weights) else 0

@@ -13,9 +13,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.work import ACCUMULATE
-from perfexp.work.kernel_calls import Kernel, kernel_of
-from perfexp.work.tensors import storage_of, tensors_in
+from perfexp.work import ACCUMULATE, Inconclusive
+from perfexp.work.kernel_calls import Kernel, kernel_of, of_complex_convolution
+from perfexp.work.tensors import is_number, storage_of, tensors_in
 
 #: Python's names of operators that work from the right or in place.
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -175,7 +175,7 @@ class Tape(Recorder):
     def _remember(self, *values: Any) -> None:
         """Hold references to storages, and add those that come from weights alone to the weights."""
         *given, made = values
-        read = [tensor for tensor in tensors_in(given) if tensor.is_floating_point()]
+        read = [tensor for tensor in tensors_in(given) if is_number(tensor)]
         from_weights = bool(read) and all(storage_of(tensor) in self._weights for tensor in read)
         for tensor in tensors_in(values):
             self._alive.append(tensor.untyped_storage())
@@ -211,6 +211,8 @@ class _Functions(TorchFunctionMode):
         keywords = kwargs or {}
         with self._recorder.operating(name_of(func)) as operation:
             returned = func(*args, **keywords)
+        if operation.name.startswith("conv") and any(tensor.is_complex() for tensor in tensors_in(args)):
+            operation.kernels = of_complex_convolution(operation.kernels)
         if self._recorder.saves_values:
             operation.given, operation.returned = (args, keywords), returned
         return returned
@@ -218,6 +220,8 @@ class _Functions(TorchFunctionMode):
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Intercepts operators. Composite operators, which inference mode leaves whole, are decomposed."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -227,9 +231,14 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            if self._recorder.saves_values:
+                raise Inconclusive(f"{func._name} calls a function of the model, on which its work depends")
+            return func(*args, **keywords)
         if func.namespace == "prim":
             return func(*args, **keywords)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        name = func.name()  # type: ignore[no-untyped-call]
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             with self:
                 parts = func.decompose(*args, **keywords)
             if parts is not NotImplemented:

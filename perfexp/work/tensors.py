@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from perfexp.work import Shape
+from perfexp.work import Inconclusive, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,16 @@ class Region:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's storage, shared with its views; fake tensors have one too."""
+    """Address of a tensor's storage, shared with its views; fake tensors have one too, sparse ones have several."""
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise Inconclusive(f"it has tensors of the layout {layout}, whose work depends on the values that they hold")
     return int(tensor.untyped_storage()._cdata)
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has real or complex floating-point numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def region_of(tensor: torch.Tensor) -> Region:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.errors import PerfexpError
 from perfexp.host.forked import Ended, Forked
-from perfexp.work import forked_cuda
+from perfexp.work import Inconclusive, forked_cuda
 from perfexp.work.tensors import tensors_in
 
 #: Errors of a module for an input that it cannot take (and for much else).
@@ -28,10 +28,6 @@ FAKE_TENSOR_LIMITS = (
 _BATCH_NORM_OF_ONE = "Expected more than 1 value per channel when training"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-class Inconclusive(Exception):
-    """Raised where fake tensors cannot follow a module."""
 
 
 def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:

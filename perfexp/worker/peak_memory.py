@@ -78,7 +78,8 @@ class MemoryTrace:
         Args:
             workspaces: memory that convolutions take while they run, in bytes.
         """
-        from perfexp.work.trial import MODULE_ERRORS, Inconclusive, isolated
+        from perfexp.work import Inconclusive
+        from perfexp.work.trial import MODULE_ERRORS, isolated
 
         try:
             return isolated(self._peak)(key, workspaces)

@@ -198,6 +198,25 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
     assert [offer.kind for offer in site_check.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
 
 
+def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, capsys):
+    listed = (
+        "a|gpu|idle|(null)|gpu:a100-sxm4-80gb:8(S:0-1)\nb|gpu|idle|(null)|gpu:a100.mig-1g.5gb:14(S:0,2),shard:8\n"
+        "c|gpu|idle|(null)|tmpdisk:100,gpu:a100:4(S:0,2)\nd|gpu|idle|(null)|gpu:2\ne|gpu|idle|(null)|xgpu:a100:2\n"
+    )
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
+
+    def nodes_of(gres):
+        return site_check.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes
+
+    kinds = ("gpu:a100", "gpu:a100-sxm4-80gb", "gpu:a100.mig-1g.5gb", "gpu:a100.mig", "gpu", "gpu:a100-sxm4")
+    assert [nodes_of(gres) for gres in kinds] == [1, 1, 1, 0, 4, 0]
+    [found] = site_check.offers(Cluster(name="default"), ["a100", "a100-sxm4", "2"])
+    assert (found.kind, found.nodes) == ("a100", 1)
+    listed = "a|gpu|idle|(null)|gpu:a100-sxm4-80gb:8(S:0-1)\nd|gpu|idle|(null)|gpu:2\n"
+    assert command(["cluster", "check"]) == 2
+    assert "(types: a100-sxm4-80gb). Write a site file" in capsys.readouterr().err
+
+
 def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
     shown = {
         "job": "JobId=7 Features=gpul40s TresPerNode=gres:gpu:1 TimeLimit=00:10:00",

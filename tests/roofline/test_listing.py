@@ -101,11 +101,75 @@ def test_ranges_of_threads_and_of_the_process_are_read_with_their_nesting(tmp_pa
     }
 
 
+def test_units_may_stand_behind_labels_and_names(tmp_path: Path) -> None:
+    header, units, row = wide_form([counted()]).splitlines()
+    for name, shown in ((TIME, "Duration [ns]"), (BYTES, f"{BYTES} [Mbyte]")):
+        header = header.replace(name, shown)
+    assert units
+    assert of_csv(both(f"{header}\n{row}\n", tmp_path), PEAKS).total.load.seconds == pytest.approx(10e-9)
+    named = {f"{TIME} [nsecond]": ("", "10"), f"{BYTES} [Mbyte]": ("", "1"), FFMA: ("inst", "1")}
+    load = of_csv(both(long_form([Kernel(metrics=named)]), tmp_path), PEAKS).total.load
+    assert (load.seconds, load.dram_bytes) == (pytest.approx(10e-9), pytest.approx(1e6))
+
+
+def _without_units(text: str) -> str:
+    for unit in ("usecond", "Mbyte", "inst"):
+        text = text.replace(f'"{unit}"', '""')
+    return text
+
+
+_WIDE = wide_form([counted(us=1_000_000)])
+UNITLESS = {
+    "empty cells": _without_units(long_form([counted(us=1_000_000)])),
+    "empty cells, wide": _without_units(_WIDE),
+    "no line of units": "\n".join([_WIDE.splitlines()[0], *_WIDE.splitlines()[2:]]),
+    "no column": long_form([counted(us=1_000_000)]).replace("Metric Unit", "Unit"),
+    "of a count": long_form([counted()]).replace('"usecond"', '"inst"'),
+    "of a share": long_form([counted()]).replace('"usecond"', '"%"'),
+    "of bytes": long_form([counted()]).replace('"usecond"', '"byte"'),
+    "of time": long_form([counted()]).replace('"Mbyte"', '"us"'),
+    "bytes only": long_form([counted()]).replace('"Mbyte"', '" "'),
+}
+
+
+@pytest.mark.parametrize("text", UNITLESS.values(), ids=UNITLESS)
+def test_a_time_or_bytes_without_their_unit_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=rf"({TIME}|{BYTES}) at line \d+ (has no unit|is in '.+', an unknown unit)"
+    ) as error:
+        of_csv(both(text, tmp_path), PEAKS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("dram", "sm"), [("SOL FB", "SOL SM"), ("SOL DRAM", "SM [%]")])
+def test_details_of_2019_and_2020_are_read_by_their_labels(dram: str, sm: str, tmp_path: Path) -> None:
+    metrics = {"Duration": ("usecond", "10"), dram: ("%", "50"), sm: ("%", "25"), "Memory [%]": ("%", "60")}
+    load = of_csv(both(long_form([Kernel(metrics=metrics)]), tmp_path), PEAKS).total.load
+    assert load.total_flops == pytest.approx(0.25 * 1e13 * 1e-5)
+    assert load.dram_bytes == pytest.approx(0.5 * 1e12 * 1e-5)
+
+
+def test_a_chip_without_counters_of_dram_is_told_in_one_line(tmp_path: Path) -> None:
+    metrics = {TIME: ("us", "10"), FFMA: ("inst", "1"), "lts__t_bytes.sum": ("byte", "64")}
+    for more in ({}, {BYTES: ("", "n/a")}):
+        with pytest.raises(UserError, match=r"lacks dram__bytes.*Integrated GPUs .* have no DRAM counters") as error:
+            of_csv(both(long_form([Kernel(metrics=metrics | more)]), tmp_path), PEAKS)
+        assert "\n" not in str(error.value)
+
+
+SUMMARY = (
+    '"Process ID","Process Name","Host Name","Kernel Name","Block Size","Grid Size","Device","CC","Invocations",'
+    '"Section Name","Metric Name","Metric Unit","Minimum","Maximum","Average"\n'
+    '"7","python","127.0.0.1","gemm","(256, 1, 1)","(64, 1, 1)","0","9.0","14","GPU Speed Of Light","Duration","us",'
+    '"1","3","2"\n'
+)
 NSYS = '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Name"\n"50.0","1000","1","1000","gemm"\n'
 BAD = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
     "of nsys": (NSYS, "nsys stats"),
+    "of a summary": (SUMMARY, "is a summary of ncu (--print-summary)"),
+    "a unit in a cell": (long_form([Kernel(metrics={TIME: ("us", "1.00 ms")})]), "is '1.00 ms', not a number"),
     "messages only": ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "No kernels were profiled"),
     "prose": ("hello, world\n", "not a table of ncu"),
     "header only": (long_form([]), "no kernel"),
@@ -117,7 +181,7 @@ BAD = {
         long_form([Kernel(metrics={TIME: ("us", "1.5"), BYTES: ("byte", "2,5"), FFMA: ("inst", "1")})]),
         "decimal comma",
     ),
-    "unit": (long_form([Kernel(metrics={TIME: ("furlong", "1.5")})]), f"{TIME} is in 'furlong'"),
+    "unit": (long_form([Kernel(metrics={TIME: ("furlong", "1.5")})]), f"{TIME} at line 2 is in 'furlong'"),
 }
 
 

@@ -307,7 +307,8 @@ def test_a_file_without_a_sign_of_a_training_is_refused(content, log):
         "2024/05/01 10:00:00 - mmengine - INFO - Distributed training is not used.\n",
         "05/01 10:00:00 - mmengine - \x1b[33mWARNING\x1b[0m - The prefix is not set in metric class IoUMetric.\n",
         "2022-05-01 10:00:00,001 - mmseg - INFO - Loaded 2975 images\n",
-        "2019-05-01 10:01:00,408 - INFO - load model from: torchvision://resnet50\n",
+        "2019-05-01 10:01:00,408 - INFO - Distributed training: False\n",
+        "2022-05-01 10:00:00,001 - myproject - INFO - Start running, host: me@node1, work_dir: /work\n",
         "System environment:\n    sys.platform: linux\n",
         "Config:\nmodel = dict(type='EncoderDecoder')\n",
         "Traceback (most recent call last):\n  File 't.py', line 3\nKeyError: 'x'\n",
@@ -321,6 +322,41 @@ def test_a_file_without_a_sign_of_a_training_is_refused(content, log):
 def test_a_log_that_broke_off_before_its_first_step_is_a_failure(content, log):
     speed = of_log(log(content), KNOWN)
     assert (speed.images_per_second, speed.failed) == (0, True)
+
+
+_NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
+
+
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        (_NAMED + "epoch 1 step 10 loss 0.5\n", "no line has the time of a step"),
+        (_NAMED + "Config:\nbatch_size: 8\n" + _NAMED + "start\n", "no line has the time of a step"),
+        ("2019-05-01 10:01:00,408 - INFO - load model from: resnet50.pth\n", "no line has the time of a step"),
+        (_NAMED + "start\nTraceback (most recent call last):\nKeyError: 'x'\n", "no line has the time of a step"),
+        ("[05/01 10:00:00 detectron2]: Environment info:\n---- \n", "no line has the time of a step"),
+        ("[05/01 10:00:00 d2.utils.events]: eta: 0:01\nKilled\n", "no line has the time of a step"),
+        ('{"config": {"lr": 0.1}}\n{"epoch": 1, "loss": 0.5}\n', "no line has the time of a step"),
+        ('{"step": 5, "eval_loss": 0.5}\n', "only tests, validations or checkpoints"),
+        ("Epoch [1/5], Step [100/600], Loss: 0.5\n", "no line about its steps has a usable time"),
+        ("Epoch [1/5], Step [100/600], Loss: nan\n", "no line about its steps has a usable time"),
+        ("Epoch [1/5], Step [100/600], Loss: 0.5\nKilled\n", "no line about its steps has a usable time"),
+        ('{"epoch": 1, "iter": 5, "loss": NaN}\n', "no line about its steps has a usable time"),
+        (
+            "2024/05/01 10:00:01 - mmengine - INFO - Epoch(val) [1][50/500]  eta: 0:01  time: 0.2\n",
+            "only tests, validations or checkpoints",
+        ),
+    ],
+)
+def test_logs_of_other_programs_and_without_steps_are_refused_and_not_called_failures(content, refusal, log):
+    with pytest.raises(UserError, match=refusal):
+        of_log(log(content), KNOWN)
+
+
+def test_a_logger_of_any_name_with_steps_of_mmcv_is_accepted(log):
+    text = _NAMED + "start\n" + writing.mmcv_iter([0.25] * 8).replace("mmseg", "myproject")
+    assert of_log(log(text), KNOWN).images_per_second == pytest.approx(8.0)
+    assert of_log(log(text + "Killed\n"), KNOWN).failed
 
 
 def test_lines_of_json_that_can_not_be_read_are_counted(log):
@@ -569,7 +605,7 @@ def test_one_line_per_epoch_is_not_left_out_as_an_epochs_start(log):
         ),
         (
             ["2024/05/01 10:00:01 - mmengine - INFO - Epoch(test) [50/500]  eta: 0:01  time: 0.2"],
-            "only tests are logged",
+            "only tests, validations or checkpoints are logged",
         ),
     ],
 )

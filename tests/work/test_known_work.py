@@ -1,7 +1,9 @@
 """The work of small models equals what one computes by hand."""
 
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -430,3 +432,114 @@ def test_operators_that_only_a_gpu_runs_are_counted_like_those_of_a_cpu():
         return aten.cudnn_batch_norm(*tensors, True, 0.1, 1e-5)
 
     assert count(Calling(normalised), maps, *of_channels).flops == count(nn.BatchNorm2d(6), size(2, 6, 4, 4)).flops
+
+
+class Calls(nn.Module):
+    """A model that calls a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+A, B = torch.ones(4, 4, dtype=torch.complex64), torch.ones(3, 4, 4, dtype=torch.complex64)
+IMAGE, FILTER = torch.ones(2, 3, 8, 8, dtype=torch.complex64), torch.ones(5, 3, 3, 3, dtype=torch.complex64)
+DIRECT = 2 * 5 * 6 * 6 * 27
+COMPLEX = {
+    "mm": (torch.mm, (A, A), 4 * 64, 8 * 64),
+    "bmm": (torch.bmm, (B, B), 4 * 192, 8 * 192),
+    "addmm": (torch.addmm, (A, A, A), 4 * 64, 8 * 64),
+    "linear": (nn.functional.linear, (A, A), 4 * 64, 8 * 64),
+    "vdot": (torch.vdot, (A[0], A[0]), 4 * 4, 8 * 4),
+    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), (A, A), 4 * 64, 8 * 64),
+    "conv2d": (nn.functional.conv2d, (IMAGE, FILTER), 4 * DIRECT, 8 * DIRECT),
+    "product and sum": (lambda a, b: (a * b).sum(), (A, A), 0, 8 * 16),
+    "mul": (torch.mul, (A, A), 0, 6 * 16),
+    "mul by a complex number": (lambda a: a * 2j, (A,), 0, 6 * 16),
+    "mul by a real number": (lambda a: a * 2.0, (A,), 0, 2 * 16),
+    "mul by a real tensor": (torch.mul, (A, torch.ones(4, 4)), 0, 2 * 16),
+    "add": (torch.add, (A, A), 0, 2 * 16),
+    "addcmul": (torch.addcmul, (A, A, A), 0, 8 * 16),
+    "div": (torch.div, (A, A), 0, 11 * 16),
+    "abs": (torch.abs, (A,), 0, 4 * 16),
+    "real part": (lambda a: a.real * 2, (A,), 0, 16),
+    "from parts": (torch.complex, (torch.ones(4), torch.ones(4)), 0, 0),
+}
+
+
+def test_complex_numbers_count_by_their_real_parts():
+    class All(nn.ModuleDict):
+        def forward(self, inputs):
+            return [self[name](*inputs[name]) for name in self]
+
+    model = All({name: Calls(function) for name, (function, *_) in COMPLEX.items()})
+    work = count(model, {name: inputs for name, (_, inputs, *_) in COMPLEX.items()})
+    found = {name: [0, 0] for name in COMPLEX}
+    for row in work.rows:
+        found[row.path][0] += row.macs
+        found[row.path][1] += row.flops
+    assert found == {name: [macs, flops] for name, (_, _, macs, flops) in COMPLEX.items()}
+    assert work.uncounted == ()
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(nn.Conv2d, (2, 3, 8, 8)), (nn.ConvTranspose2d, (2, 3, 8, 8))])
+def test_a_complex_convolution_and_its_gradients_have_four_times_the_work_of_a_real_one(kind, shape):
+    real = count(kind(3, 5, 3), size(*shape), backward=True)
+    work = count(kind(3, 5, 3, dtype=torch.complex64), size(*shape), backward=True)
+    assert (work.macs, work.flops) == (4 * real.macs, 4 * real.flops)
+    assert work.rows[0].weight_gradient_flops == 4 * real.rows[0].weight_gradient_flops > 0
+
+
+def test_the_gradients_of_complex_products_are_counted():
+    layer = nn.Linear(4, 4, bias=False, dtype=torch.complex64)
+    work = count(nn.Sequential(layer, Calls(lambda x: x * x)), size(2, 4), backward=True)
+    assert work.backward_flops == 8 * 2 * 16 + 6 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_tensors_and_functions_of_the_model_in_an_operator_are_refused_in_plain_words():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    heads = torch.ones(1, 2, 128, 16)
+    with pytest.raises(Inconclusive, match="flex_attention calls a function of the model, on which its work depends"):
+        count(Calls(lambda query: flex(query, query, query)), heads)
+    model = nn.Module()
+    model.register_buffer("matrix", torch.eye(4).to_sparse())
+    model.forward = lambda inputs: torch.sparse.mm(model.matrix, inputs)
+    for sparse in (model, Calls(lambda inputs: inputs.to_sparse_csr() @ inputs)):
+        with pytest.raises(Inconclusive, match=r"tensors of the layout sparse_(coo|csr), whose work depends"):
+            count(sparse, torch.ones(4, 4))
+
+
+class Dropping(nn.Module):
+    """A model that skips each layer at random on the host."""
+
+    def __init__(self, draw, probability=0.5):
+        super().__init__()
+        self.layers, self.draw, self.probability = nn.ModuleList(nn.Linear(4, 4) for _ in range(8)), draw, probability
+
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs = layer(inputs) if self.draw() >= self.probability else inputs
+        return inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_layers_that_are_skipped_at_random_are_reported(draw):
+    before = random.getstate()
+    assert count(Dropping(draw), size(2, 4)).is_random
+    assert not count(Dropping(draw, probability=0.0), size(2, 4)).is_random
+    assert not count(Dropping(lambda: 1.0), size(2, 4)).is_random
+    assert random.getstate() == before
+
+
+def test_a_model_without_random_numbers_is_counted_once(monkeypatch):
+    calls = []
+    isolated = count.__globals__["isolated"]
+    monkeypatch.setitem(count.__globals__, "isolated", lambda function: calls.append(function) or isolated(function))
+    count(nn.Dropout(), size(2, 4))
+    assert len(calls) == 1

@@ -1,0 +1,57 @@
+"""Texts of others: a byte order mark of UTF-8 is read, UTF-16 is refused in one line."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+
+import pytest
+
+from perfexp import commands
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.plan import plan_file
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.tables import vendor_file
+
+
+def write(path: Path, text: str, encoding: str) -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+@pytest.mark.parametrize("read", [untrusted.json_data, untrusted.yaml_data])
+def test_the_mark_of_utf_8_is_read_and_utf_16_refused(read):
+    assert read('{"größe": 1}'.encode("utf-8-sig")) == {"größe": 1}
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        with pytest.raises(ValueError, match=r"^its text is UTF-16, save it as UTF-8$"):
+            read('{"a": 1}'.encode(encoding))
+
+
+def test_records_are_read_with_a_mark_and_refused_as_utf_16(make_record, tmp_path):
+    record, path = make_record(), tmp_path / "record.json"
+    text = record.to_json().decode()
+    assert Record.load(write(path, text, "utf-8-sig")).points == record.points
+    for encoding in ("utf-16", "utf-16-le"):
+        with pytest.raises(UserError, match="is not a perfexp record: its text is UTF-16, save it as UTF-8"):
+            Record.load(write(path, text, encoding))
+
+
+@pytest.mark.parametrize(
+    ("load", "name"), [(Sweep.load, "sweep.json"), (vendor_file.load, "vendor_x.json"), (plan_file.read, "plan.yaml")]
+)
+def test_other_files_say_so_too(load, name, tmp_path):
+    with pytest.raises(UserError, match="UTF-16, save it as UTF-8") as caught:
+        load(write(tmp_path / name, '{"a": 1}', "utf-16"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_speed_file_with_a_mark_is_replaced_like_any_other(make_record, leave_run, tmp_path, capsys):
+    folder = leave_run(make_record(phases=("train",)), tmp_path / "run")
+    assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
+    [file] = tmp_path.glob("*_speed")
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
+    assert json.loads(file.read_bytes())["JOB_FAIL_FLAG"] == 0
