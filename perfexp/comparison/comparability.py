@@ -56,7 +56,7 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     @property
     def text(self) -> str:
-        """Both values: `precision fp32 → fp16`; or what differs, where they have no short words."""
+        """Both values, `precision fp32 → fp16`, or a statement of the difference."""
         return f"{self.key} {self.baseline} → {self.other}" if self.baseline else self.other
 
     def affects(self, measure: str) -> bool:

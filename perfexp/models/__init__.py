@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.number_formats import Formats
 from perfexp.records.record import Metric
 from perfexp.work import Work
 
@@ -54,30 +55,6 @@ class Precision:
     storage: str = "float32"
     autocast: str | None = None
     tf32: bool | None = False
-
-
-#: Names of number formats in data sheets by their names in torch.
-_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
-class Formats(NamedTuple):
-    """The number formats of contractions, by their names in data sheets: `fp32`, `tf32`, `fp16`, `bf16`."""
-
-    products: str
-    convolutions: str
-
-    @classmethod
-    def of(cls, precision: Precision, tf32: tuple[bool, bool] | None) -> Formats:
-        """Return those of a precision; `tf32` are torch's flags for products and convolutions, None for no TF32."""
-        name = _FORMATS[precision.autocast or precision.storage]
-        if name != "fp32" or precision.tf32 is False or tf32 is None:
-            return cls(name, name)
-        return cls.of_flags(tf32)
-
-    @classmethod
-    def of_flags(cls, tf32: tuple[bool, bool]) -> Formats:
-        """Return those of float32 by torch's flags for products and convolutions."""
-        return cls(*("tf32" if is_allowed else "fp32" for is_allowed in tf32))
 
 
 @dataclass(kw_only=True)
@@ -195,7 +172,7 @@ class Session(Protocol):
     @property
     def formats(self) -> Formats:
         """The number formats of contractions on the device."""
-        return Formats.of(self.precision, None)
+        return Formats.of(self.precision.autocast or self.precision.storage, self.precision.tf32, None)
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""

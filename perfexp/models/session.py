@@ -25,7 +25,6 @@ from perfexp.models import (
     Batch,
     Ddp,
     Execution,
-    Formats,
     Precision,
     Session,
     Sharing,
@@ -38,6 +37,7 @@ from perfexp.models.kinds import Kind, correct
 from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.number_formats import Formats
 from perfexp.records.record import Metric
 from perfexp.work import Inconclusive, Work
 from perfexp.work.count import count

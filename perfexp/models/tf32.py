@@ -23,8 +23,8 @@ def allowed() -> tuple[bool, bool]:
 def allow(value: bool) -> None:
     """Set both flags.
 
-    Torch 2.9 calls them deprecated. Its newer `fp32_precision` is no replacement yet: with it alone, whatever still
-    reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
+    Torch 2.9 calls them deprecated. Its newer `fp32_precision` can't replace them yet: with it alone, code
+    that still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
     """
     with _without_warnings():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = value

@@ -12,10 +12,11 @@ import torch
 from torch.nn.functional import conv2d, linear
 
 from perfexp.devices import Device
-from perfexp.models import Execution, Formats, Precision, tf32
+from perfexp.models import Execution, Precision, tf32
 from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.number_formats import Formats
 from perfexp.work.trial import isolated
 
 #: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
@@ -58,6 +59,23 @@ def unchanged_settings() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+@contextmanager
+def unchanged(model: object) -> Iterator[None]:
+    """Restore torch's settings and random numbers, and the modes and gradients of a module, afterwards."""
+    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    modes = [(part, part.training) for part in parts]
+    gradients = [(one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with unchanged_settings(), torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            for part, is_training in modes:
+                part.training = is_training
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
 def torch_facts() -> dict[str, Any]:
     """Current versions, flags and threads, as JSON values."""
     matmul_tf32, cudnn_tf32 = tf32.allowed()
@@ -90,7 +108,8 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
 
 def formats(precision: Precision, device: Device) -> Formats:
     """Return the number formats in which the device computes contractions."""
-    return Formats.of(precision, None if _why_no_tf32(device) else tf32.allowed())
+    flags = None if _why_no_tf32(device) else tf32.allowed()
+    return Formats.of(precision.autocast or precision.storage, precision.tf32, flags)
 
 
 def _why_no_tf32(device: Device) -> str | None:

@@ -12,12 +12,15 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Formats, tf32
+from perfexp.models import tf32
 from perfexp.probes import queue, timing
+from perfexp.records.number_formats import Formats
 
 #: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
 _SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
+#: Name of the rate of copies.
+_COPY = "bytes_per_second"
 #: Data types by number format.
 _DATA_TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 #: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
@@ -40,14 +43,10 @@ def ceilings(device: Device, formats: Formats, *, cache: JsonCache | None = None
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
-    measures: dict[str, Callable[[], float]] = {
-        **{name: partial(_flops_per_second, device, name) for name in formats},
-        "bytes_per_second": partial(_bytes_per_second, device),
-    }
-    for name, measure in measures.items():
+    for name in (*formats, _COPY):
         value = cache.find(name)
         if not isinstance(value, int | float):
-            value = measure()
+            value = _bytes_per_second(device) if name == _COPY else _flops_per_second(device, name)
             cache.add(name, value)
         rates[name] = float(value)
     return rates

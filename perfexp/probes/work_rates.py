@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfexp.models import Formats
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.number_formats import Formats
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
 from perfexp.records.races import saving_engines
 from perfexp.records.record import Metric, Point, Status

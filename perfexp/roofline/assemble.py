@@ -11,15 +11,14 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.gpu_sheets import GpuFile
-from perfexp.models import Formats
 from perfexp.records.layer_lines import name_of, pass_of, seconds_of
+from perfexp.records.number_formats import Formats, tf32_flags
 from perfexp.records.record import USUAL_PRECISION, Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
 from perfexp.roofline.peaks import ADD, Peaks, device_of, from_measured, from_source, matching, of_layers
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
-from perfexp.summaries.subject import tf32
 
 #: What a run can do for a device without a data sheet.
 _MEASURE_CEILINGS = (
@@ -259,7 +258,7 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
 
 def _formats(record: Record, point: Point) -> Formats:
     if point.key.precision == USUAL_PRECISION:
-        return Formats.of_flags(tf32(record.environment) or (False, False))
+        return Formats.of_flags(tf32_flags(record.environment) or (False, False))
     name = point.key.precision.removeprefix("amp_")
     return Formats(name, name)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfexp.records.number_formats import tf32_flags
 from perfexp.records.record import LARGEST, USUAL_PRECISION, Key
 
 #: Settings of the execution that its words name besides the compile mode: those that are on, and numbers.
@@ -13,8 +14,6 @@ _SWITCHES = ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic")
 _NUMBERS = ("threads", "interop_threads")
 #: Settings that the words of the execution show.
 EXECUTION_KEYS = frozenset({"compile", *_SWITCHES, *_NUMBERS})
-#: Major compute capability from which on NVIDIA's boards have TF32.
-_FIRST_TF32 = 8
 #: Precisions of float32 in words, and so for the flags of TF32 of matrix products and convolutions.
 _FLOAT32 = {"torch": "float32"}
 _FLAGS = {
@@ -70,19 +69,8 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
     usual = _FLOAT32.get(precision, precision)
-    texts = {_FLAGS[precision].get(flags, usual) if (flags := tf32(one)) else usual for one in environments}
+    texts = {_FLAGS[precision].get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments}
     return texts.pop() if precision in _FLAGS and len(texts) == 1 else usual
-
-
-def tf32(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
-    """Return whether matrix products and convolutions of float32 were allowed TF32; None where a device has none."""
-    device, session = environment.get("device"), environment.get("session")
-    if not isinstance(device, Mapping) or not isinstance(session, Mapping):
-        return None
-    matmul, cudnn = (session.get(f"{part}_allow_tf32") for part in ("matmul", "cudnn"))
-    known = str(device.get("compute_capability") or "").partition(".")[0]
-    has_none = device.get("kind") != "cuda" or device.get("rocm") or (known.isdecimal() and int(known) < _FIRST_TF32)
-    return (matmul, cudnn) if isinstance(matmul, bool) and isinstance(cudnn, bool) and not has_none else None
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
@@ -136,10 +124,10 @@ def shape(keys: Iterable[Key]) -> str:
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS, environments: Collection[Mapping[str, Any]] = ()) -> str:
-    """Return the fields of a key as words, `train · 256 · batch 4`: by default without what is usual.
+    """Return the fields of a key as words, `train · 256 · batch 4`: by default without usual values.
 
     Args:
-        environments: environments of the runs that the key is of, which tell what a precision meant.
+        environments: environments of the key's runs, with torch's flags.
     """
     usual = {"replicate": 0, "precision": USUAL_PRECISION} if fields is _KEY_FIELDS else {}
     shown = [field for field in _KEY_FIELDS if field in fields and getattr(key, field) != usual.get(field, "")]

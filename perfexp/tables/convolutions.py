@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfexp.records.number_formats import tf32_flags
 from perfexp.records.races import (
     BASELINES,
     LayerPass,
@@ -19,7 +20,7 @@ from perfexp.records.races import (
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import label, subject, tf32, varying
+from perfexp.summaries.subject import label, subject, varying
 from perfexp.summaries.wording import interval_text, percent_range
 from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
@@ -60,7 +61,7 @@ def sentences(record: Record) -> list[str]:
     texts = [
         (point, text)
         for point, own in timed
-        for text in _of(own, has_no_tf32=tf32(record.environment) == (False, False))
+        for text in _of(own, has_no_tf32=tf32_flags(record.environment) == (False, False))
     ]
     return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from typing import Any
-
-import torch
 
 from perfexp.errors import UserError
 from perfexp.models.module import live_model
-from perfexp.models.torch_settings import unchanged_settings
+from perfexp.models.torch_settings import unchanged
 from perfexp.plan import config
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -37,30 +35,13 @@ def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any]
         with (
             paths.log.open("a", encoding="utf-8") as log,
             redirect_stderr(log),  # tracebacks, as those of a worker
-            _unchanged(model),
+            unchanged(model),
             _Here(plan, paths, emit, model).opened() as procedure,
         ):
             points.measure_points(procedure, plan, paths, 0, emit)
             points.dissect_points(procedure, plan, paths, 0, emit)
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _unchanged(model: object) -> Iterator[None]:
-    """Restore torch's settings and random numbers, and the modes and gradients of a module, afterwards."""
-    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    modes = [(part, part.training) for part in parts]
-    gradients = [(one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with unchanged_settings(), torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            for part, is_training in modes:
-                part.training = is_training
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
 
 
 #: The class below has an argument named as the module.

@@ -45,7 +45,7 @@ class Workbench:
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
 
     Attributes:
-        owns_process: whether the model ends with this process, so that nobody uses what it leaves behind.
+        owns_process: whether the model ends with this process.
     """
 
     owns_process = True

@@ -62,7 +62,7 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
     lines = [
         point_to_line(
             Point(
-                key=Key(phase="inference", input_size=(size, size), batch_size=1, precision="fp32"),
+                key=Key(phase="inference", input_size=(size, size), batch_size=1, precision="torch"),
                 status=status,
                 series=[Series(name="latency", samples=[0.001] * 100)],
                 wall_seconds=wall_seconds,
@@ -172,7 +172,7 @@ def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan | {"ttfp": True})
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, first prediction missing" in capsys.readouterr().out
-    key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="fp32")
+    key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="torch")
     with (folder / "points.jsonl").open("ab") as file:
         file.write(point_to_line(Point(key=key, status=Status.KILLED)))
     assert commands.run(["status", str(tmp_path)]) == 1
@@ -180,7 +180,7 @@ def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
 
 
 def profile_point(status):
-    key = Key(phase="inference_profile", input_size=(224, 224), batch_size=1, precision="fp32")
+    key = Key(phase="inference_profile", input_size=(224, 224), batch_size=1, precision="torch")
     return point_to_line(Point(key=key, status=status, facts={"profile": {"profiler": "nsys"}}))
 
 

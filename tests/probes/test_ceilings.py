@@ -1,5 +1,6 @@
 """Ceilings: rates by definition, on a device whose clock is a script, and kept for the next time."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,14 +8,14 @@ import torch
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.host.cache import JsonCache
-from perfexp.models import Precision
 from perfexp.probes import ceilings as module
 from perfexp.probes.ceilings import ceilings
 from perfexp.probes.work_rates import add_work_metrics
+from perfexp.records.number_formats import Formats
 from perfexp.records.record import Key, Point, Series, Status
-from perfexp.work import Row, Work
+from perfexp.work import Geometry, Row, Work
 
-BF16 = Precision(name="bf16", storage="bfloat16")
+BF16 = Formats("bf16", "bf16")
 
 
 @pytest.fixture
@@ -37,19 +38,19 @@ def scripted(monkeypatch):
 def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, tmp_path):
     kept = JsonCache(tmp_path, {"device": "a"})
     found = ceilings(CpuDevice(), BF16, cache=kept)
-    assert found == {"flops_per_second": pytest.approx(2e3 * 16**3), "bytes_per_second": pytest.approx(2e6)}
+    assert found == {"bf16": pytest.approx(2e3 * 16**3), "bytes_per_second": pytest.approx(2e6)}
     assert scripted == [((8, 8), torch.bfloat16), ((16, 16), torch.bfloat16)]
     assert ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {"device": "a"})) == found
     assert len(scripted) == 2
-    ceilings(CpuDevice(), Precision(name="fp32"), cache=kept)
-    assert scripted[2:] == [((8, 8), torch.float32), ((16, 16), torch.float32)]
+    ceilings(CpuDevice(), Formats("fp32", "tf32"), cache=kept)
+    assert scripted[2:] == [((8, 8), torch.float32), ((16, 16), torch.float32)] * 2
 
 
 def test_a_slow_product_is_the_last(scripted, tmp_path, monkeypatch):
     clock = iter(range(0, 10**15, 10**9))
     monkeypatch.setattr(CpuDevice, "now_ns", lambda self: next(clock))
     found = ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {}))
-    assert found == {"flops_per_second": 2 * 8**3, "bytes_per_second": 2000}
+    assert found == {"bf16": 2 * 8**3, "bytes_per_second": 2000}
     assert len(scripted) == 1
 
 
@@ -78,7 +79,7 @@ def test_a_ceiling_is_that_of_a_settled_clock(scripted, tmp_path, monkeypatch):
     monkeypatch.setattr(CpuDevice, "now_ns", now)
     monkeypatch.setattr(module, "_sustained", sustained)
     found = ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {}))
-    assert found == {"flops_per_second": pytest.approx(1e3 * 16**3), "bytes_per_second": pytest.approx(1e6)}
+    assert found == {"bf16": pytest.approx(1e3 * 16**3), "bytes_per_second": pytest.approx(1e6)}
 
 
 @pytest.mark.parametrize("limit", ["power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"])
@@ -106,7 +107,7 @@ WORK = Work(
 )
 def test_a_ceiling_of_tf32_that_is_much_higher_is_a_note_on_fp32(precision, tf32, codes):
     point = Point(key=Key(phase="inference", input_size=(8, 8), batch_size=1, precision=precision), status=Status.OK)
-    add_work_metrics(point, WORK, {"fp32": 1e6, "tf32": tf32})
+    add_work_metrics(point, WORK, Formats(precision, precision), {"fp32": 1e6, "tf32": tf32})
     assert [doubt.code for doubt in point.doubts] == codes
     assert all("7.0 times" in doubt.message and doubt.is_note for doubt in point.doubts)
 
@@ -115,7 +116,31 @@ def test_a_ceiling_of_tf32_that_is_much_higher_is_a_note_on_fp32(precision, tf32
 def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
     point = Point(key=key, status=Status.OK, series=[Series(name="latency", samples=[1.0] * 9)])
-    add_work_metrics(point, WORK, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
+    add_work_metrics(point, WORK, Formats("fp32", "fp32"), {}, {"fp32": ceiling, "bytes_per_second": 5.0})
     assert point.metric("mfu_of_ceiling").value == 2000 / ceiling
     assert point.metric("ceiling/bytes_per_second").value == 5
     assert [doubt.code for doubt in point.doubts] == doubts
+
+
+@pytest.mark.parametrize(("convolutions", "codes"), [(1500, []), (500, ["tf32_ceiling"])])
+def test_products_and_convolutions_of_other_formats_have_peaks_of_their_own(convolutions, codes):
+    """By torch's flags: 2,000 FLOPs, at a peak of 1 MFLOP/s for products and 2 MFLOP/s for convolutions."""
+    geometry = Geometry(in_channels=1, out_channels=1, kernel=(1,), stride=(1,), padding=(0,), dilation=(1,))
+    rows = (
+        replace(WORK.rows[0], macs=macs, convolution=each)
+        for macs, each in ((1000 - convolutions // 2, None), (convolutions // 2, geometry))
+    )
+    point = Point(
+        key=Key(phase="inference", input_size=(8, 8), batch_size=1, precision="torch"),
+        status=Status.OK,
+        series=[Series(name="latency", samples=[1.0] * 9)],
+    )
+    peaks = {"fp32": 1e6, "tf32": 2e6}
+    add_work_metrics(
+        point, replace(WORK, rows=tuple(rows)), Formats("fp32", "tf32"), peaks, {**peaks, "bytes_per_second": 5.0}
+    )
+    seconds = (2000 - convolutions) / 1e6 + convolutions / 2e6
+    assert point.metric("mfu").value == pytest.approx(seconds)
+    assert point.metric("mfu_of_ceiling").value == pytest.approx(seconds)
+    assert point.metric("ceiling/flops_per_second").value == pytest.approx(2000 / seconds)
+    assert [doubt.code for doubt in point.doubts] == codes

@@ -11,7 +11,7 @@ from perfexp.tracking import descriptions, run_names, run_params
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 
-def plan(model="vgg16", algorithm="default", mode="inference", precision="fp32", **more):
+def plan(model="vgg16", algorithm="default", mode="inference", precision="torch", **more):
     nodes = {"model": model, "algorithm": algorithm, "mode": mode, "precision": precision}
     return {**{group: {"name": name} for group, name in nodes.items()}, **more}
 
