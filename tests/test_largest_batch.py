@@ -214,7 +214,7 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
     assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [(2, "oom"), (1, "ok")]
     assert train.metric("largest_batch/too_large").value == 2
     assert train.metric("largest_batch/trials_count").value == len(train.facts[TRIALS])
-    assert "train 1 batch 2 fp32: oom" in printed
+    assert "train 1 batch 2: oom" in printed
     with Path("x/fake_default_overall.csv").open() as file:
         assert [row["batch_size"] for row in csv.DictReader(file)] == ["1", "2"]
     assert record.plan["batch_size"] == "max"
@@ -276,6 +276,7 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
         "batch_size": [8, "max"],
         "model": {"name": "unet"},
         "mode": {"name": "both"},
+        "precision": {"name": "torch"},
     }
     record = make_record(plan=plan, phases=("train", "inference"), batches=(8,))
     unknown = Point(key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED)

@@ -315,5 +315,5 @@ def test_runs_of_a_sweep_are_not_handed_to_other_launchers(tmp_path):
     process = start(tmp_path, *given)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 2, printed
-    assert "leave hydra/launcher at basic" in printed
+    assert "leave it at basic" in printed
     assert not list(tmp_path.rglob("record.json"))

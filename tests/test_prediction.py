@@ -185,7 +185,13 @@ def curve_over(values, *, quantity="time", spread=0.001):
         return Interval(value=value, low=ends[0], high=ends[1])
 
     about = Subject(
-        model="resnet18", algorithm="default", mode="inference", precision="fp32", execution="eager", device=None
+        model="resnet18",
+        algorithm="default",
+        mode="inference",
+        precision="fp32",
+        number_format="fp32",
+        execution="eager",
+        device=None,
     )
     return MeasuredCurve(
         folder=Path("run"),

@@ -29,7 +29,7 @@ def test_what_is_no_size_is_refused(given):
         parse_sizes(given)
 
 
-@pytest.mark.parametrize("given", [0, -4, "4", 1.5, True, [], [1, 1], [1, "x"]])
+@pytest.mark.parametrize("given", [0, -4, "4.0", 1.5, True, [], [1, 1], [1, "x"]])
 def test_what_is_no_batch_size_is_refused(given):
     with pytest.raises(UserError, match="batch_size"):
         parse_batch_sizes(given)

@@ -18,6 +18,7 @@ from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
 
 #: Overrides that are repeated although they do not concern the measurement: names of options, not addresses.
@@ -60,7 +61,7 @@ def repeated_overrides(
 ) -> tuple[list[str], Offer]:
     """Select the overrides of a stored command that are repeated; those that the user typed take precedence.
 
-    The precision is that of the stored plan also where the command names none: the default was another one once.
+    The precision is that of the stored plan where the command names none: the default was another one once.
 
     Returns them with the options that they may choose. Raises UserError, which names the folder by `words`, if the user
     has to type more.
@@ -69,7 +70,7 @@ def repeated_overrides(
     typed_keys = {key_of(text) for text in typed}
     choices = plan.get("choices")
     precision = choices.get("precision") if isinstance(choices, Mapping) else None
-    if precision and "precision" not in map(key_of, command):
+    if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, command):
         command = [*command, f"precision={precision}"]
     repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)]
     offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))

@@ -117,7 +117,7 @@ class Run:
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            self._console.header(assignment.plain, supervisor.facts(job), points=points, seconds=seconds)
+            self._console.header(assignment.plain, supervisor.recorded_environment(job), points=points, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
         """Measure the points without a result, of all replicates or those of these numbers.

@@ -262,7 +262,9 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
 def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
-    about = About(phase=profiled_key(key).phase, device=facts(job).get("device") or {}, command=job.command)
+    about = About(
+        phase=profiled_key(key).phase, device=recorded_environment(job).get("device") or {}, command=job.command
+    )
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
     earlier.make_room(profiler.outputs(place))
@@ -293,7 +295,7 @@ def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlie
     point.doubts += collected.doubts
 
 
-def facts(job: Job) -> Mapping[str, Any]:
+def recorded_environment(job: Job) -> Mapping[str, Any]:
     """Return the recorded environment; nothing if a worker has not begun."""
     try:
         facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]

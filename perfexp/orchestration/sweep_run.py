@@ -99,7 +99,9 @@ class SweepRun:
             return None
         sweep = Sweep.load(self.paths.root)
         orders = [[key for key in map(key_of, words) if key in self.axes] for words in (sweep.command, command)]
-        if not measures_the_same(sweep.command, command) or orders[0] != orders[1]:  # runs are numbered by the order
+        if (
+            not measures_the_same(sweep.command, _as_stored(command, sweep.command)) or orders[0] != orders[1]
+        ):  # runs are numbered by the order
             keys = ", ".join(differing_keys(sweep.command, command))
             raise UserError(
                 f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose another output_dir, "
@@ -249,3 +251,9 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
         return {}
     texts = {f"tracking.{name}": str(text) for name, text in store.items()}
     return {key: text for key, text in texts.items() if key not in typed and not credentials.is_masked(text)}
+
+
+def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """A command without the precision that a stored one leaves to its default, which the plans of its runs name."""
+    is_named = any(key_of(text) == "precision" for text in stored)
+    return [text for text in command if is_named or key_of(text) != "precision"]

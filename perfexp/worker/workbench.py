@@ -97,6 +97,9 @@ class Workbench:
     def find_device(self) -> None:
         """Build the plan's device, not started yet."""
         self.device = config.build(self.plan.gpu)
+        index = self.plan.gpu.get("index")
+        if index and self.plan.ranks == 1 and self.device.kind == "cpu":
+            raise UserError(f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU.")
 
     def open_data(self) -> None:
         """Build the plan's source of inputs."""

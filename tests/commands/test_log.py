@@ -58,7 +58,7 @@ def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
     for _ in range(2):
         assert commands.run(["log", str(tmp_path), "--uri", store, "--experiment", "below"]) == 0
-        assert sorted(run.info.run_name for run in read("below")) == ["models", *["resnet50 224 b1 inf"] * 2]
+        assert sorted(run.info.run_name for run in read("below")) == ["models", *["resnet50 fp32 224 b1 inf"] * 2]
     assert capsys.readouterr().out.count("sent ") == 6
 
 

@@ -183,7 +183,7 @@ def test_the_peak_of_memory_is_that_of_records_workspaces_included(predict, fini
     assert (measured["source"], measured["value"]) == ("measured", 2**27 + 500 * 224**2)
     assert (between["source"], between["unit"]) == ("interpolated", "bytes")
     assert between["low"] < 2**27 + 500 * 301**2 < between["high"] < 1.2 * between["low"]
-    assert "224 · batch 1 · fp32: memory 152 MiB, measured" in predict(*FAKE, "input_size=224", "--corpus", folder)[1]
+    assert "224 · batch 1: memory 152 MiB, measured" in predict(*FAKE, "input_size=224", "--corpus", folder)[1]
 
 
 def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
@@ -191,7 +191,7 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
     assert code == 0
     for method in ("gaussian process", "nearest", "linear in pixels", "log interpolation", "scaling model"):
         assert method in printed
-    assert "fake · default · inference · fp32 · time" in printed
+    assert "fake · default · inference · torch · time" in printed
     _, printed, _ = predict("check", finished(*SPARSE).root, "--json")
     assert 0 <= json.loads(printed)["time"]["methods"]["gaussian process"]["coverage"] <= 1
 

@@ -240,7 +240,7 @@ def test_a_command_ends_with_one_line_and_code_2(run: Any, tmp_path: Path) -> No
 def test_wrong_settings_are_explained(root: Path, session: Session) -> None:
     with pytest.raises(UserError, match="set 10 or 100"):
         Cifar(root=str(root), classes=20)
-    with pytest.raises(UserError, match="add input_size=32"):
+    with pytest.raises(UserError, match="leave input_size out"):
         Cifar(root=str(root)).open(session=session, input_size=(224, 224), batch_size=1, training=True, seed=0)
     for pipeline in Pipeline:
         data = Cifar(root=str(root), workers=0, pipeline=pipeline)

@@ -18,6 +18,7 @@ from perfexp.models import Batch, Execution, Precision
 from perfexp.models.cuda_graphs import _make_capturable, captures
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession, begin_momentum
+from perfexp.models.torch_settings import unchanged_settings
 from perfexp.work.trial import why_refused
 
 FP32 = Precision(name="fp32")
@@ -271,13 +272,12 @@ def test_facts_count_the_parameters_and_are_json() -> None:
 
 
 def test_threads_and_flags_are_set_and_reported() -> None:
-    before = torch.get_num_threads()
-    try:
+    with unchanged_settings():
         facts = open_session(threads=1, cudnn_benchmark=True, deterministic=True).facts()
         assert (facts["threads"], facts["cudnn_benchmark"], facts["deterministic"]) == (1, True, True)
-    finally:
-        torch.set_num_threads(before)
-        facts = open_session().facts()
+        later = open_session().facts()  # what the process has set, as a program does, stays
+        assert (later["cudnn_benchmark"], later["deterministic"]) == (True, True)
+    facts = open_session().facts()
     assert (facts["cudnn_benchmark"], facts["deterministic"]) == (False, False)
 
 

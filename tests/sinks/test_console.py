@@ -49,7 +49,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_header_says_what_is_measured_and_for_how_long() -> None:
     out = io.StringIO()
-    console(out).header(PLAN, points="3 points", device="AMD EPYC", seconds=50)
+    console(out).header(PLAN, {"device": {"name": "AMD EPYC"}}, points="3 points", seconds=50)
     assert out.getvalue().splitlines() == [
         "resnet50 · default · inference · fp32 · eager, threads=2",
         "  on AMD EPYC",
@@ -142,9 +142,30 @@ def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Bu
 def test_fp32_without_tf32_is_marked_on_a_gpu(build: Builder) -> None:
     record, out = build.record(build.point()), io.StringIO()
     record.plan["precision"] = {"name": "fp32", "tf32": False}
-    record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}}
+    flags = {"matmul_allow_tf32": False, "cudnn_allow_tf32": False}
+    record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}, "session": flags}
     console(out).results(record)
-    assert out.getvalue().splitlines()[1] == "  224 · batch 1 on NVIDIA H100; fp32 (no TF32)"
+    assert "· fp32 (no TF32) ·" in out.getvalue().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("products", "convolutions", "words"),
+    [
+        (False, True, "float32, TF32 convolutions (PyTorch's default)"),
+        (True, True, "float32, TF32 convolutions and products"),
+        (False, False, "float32, no TF32"),
+    ],
+)
+def test_the_default_precision_says_what_torchs_flags_are(build: Builder, products, convolutions, words) -> None:
+    record, out = build.record(build.point(precision="torch")), io.StringIO()
+    record.plan["precision"] = {"name": "torch", "tf32": None}
+    flags = {"matmul_allow_tf32": products, "cudnn_allow_tf32": convolutions}
+    record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}, "session": flags}
+    console(out).results(record)
+    assert f"· {words} ·" in out.getvalue().splitlines()[0]
+    record.environment["device"]["compute_capability"] = "7.5"
+    console(out).results(record)
+    assert "· float32 ·" in out.getvalue()
 
 
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
@@ -597,10 +618,10 @@ def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet
 def test_quiet_prints_results_warnings_failures_and_where_the_files_are(build: Builder) -> None:
     out = io.StringIO()
     quiet = console(out, quiet=True)
-    quiet.header(PLAN, points=2, device="cpu", seconds=1)
+    quiet.header(PLAN, {}, points="2", seconds=1)
     with quiet.progress() as progress:
         progress.started(1)
-        progress.point(0, "224")
+        progress.point("224")
         progress.done("ok", "1 ms")
     point = build.point(0.0624, doubts=[Diagnostic(code="busy_host", message="load")])
     quiet.show(build.record(point, build.failed(size=512)), Path("out"))
@@ -619,10 +640,10 @@ def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None
     out = io.StringIO()
     with console(out).progress() as progress:
         progress.started(2)
-        progress.point(0, "inference 224")
+        progress.point("inference 224")
         progress.block("latency")
         progress.done("ok", "62.4 ms ± 0.8 %")
-        progress.point(1, "inference 512")
+        progress.point("inference 512")
         progress.done("oom", "no\nmemory \x1b[31mleft")
     assert out.getvalue().splitlines() == [
         "[1/2] inference 224: 62.4 ms ± 0.8 %",
@@ -647,7 +668,7 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
     threads = threading.active_count()
     with console(out, width=80).progress() as progress:
         progress.started(2)
-        progress.point(0, "inference 224")
+        progress.point("inference 224")
         assert threading.active_count() == threads
         drawn = len(out.getvalue())
         assert "inference 224" in out.getvalue()
@@ -714,7 +735,7 @@ def test_a_bar_shows_the_sweep_above_the_run() -> None:
     with console(out, width=100).progress(whole=whole) as progress:
         progress.started(1)
         progress.remaining(22.0)
-        progress.point(0, "inference 224")
+        progress.point("inference 224")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert re.search(r"2/110 +run 3 of 110: batch_size=4", shown)
     assert re.search(r"0/1 +inference 224 .*about 2\d s left", shown)

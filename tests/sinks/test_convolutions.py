@@ -94,8 +94,8 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
     unverified = layer("b", "cudnn.gemm", "requested", flops=30)
     chosen = record((8, layer("a", "default"), unverified), (16, layer("a", "benchmark"), layer("b", "torch.fft")))
     assert convolutions.coverage(chosen) == [
-        "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm (not verified; algorithm.verify=true), "
-        "25 … 50 % by torch's own choice, of an algorithm that was not observed, 0.0 … 50 % by torch.fft (proven)"
+        "coverage of the FLOPs: 0 … 75 % by cudnn.gemm (not verified; algorithm.verify=true), "
+        "25 … 50 % by torch's own choice, of an algorithm that was not observed, 0 … 50 % by torch.fft (proven)"
     ]
     chosen.points[0].metrics += [
         Metric(name=f"algorithm/{name}_share", value=value, unit="1")
@@ -103,7 +103,7 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
     ]
     text = " ".join(markdown.markdown(chosen).replace("\\", "").split())
     assert "100 %, 25 % not observed, 75 % not verified" in text
-    assert "coverage of the FLOPs: 0.0 … 75 % by cudnn.gemm" in text
+    assert "coverage of the FLOPs: 0 … 75 % by cudnn.gemm" in text
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,10 @@ def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
 )
 def test_float32_without_tf32_is_not_what_a_user_of_torch_has(record, kind, tf32, is_named):
     made = record((8, layer("a", "cudnn.gemm", seconds=TIMES)))
-    made.plan["precision"] = {"name": "fp32", "tf32": tf32}
-    made.environment = {**made.environment, "device": {"kind": kind}}
+    flags = {"matmul_allow_tf32": tf32, "cudnn_allow_tf32": tf32}
+    made.environment = {**made.environment, "device": {"kind": kind}, "session": flags}
     [text] = convolutions.sentences(made)
-    assert ("without TF32, which PyTorch allows for convolutions by default (precision=tf32)" in text) == is_named
+    assert ("without TF32, which PyTorch allows for convolutions by default (precision=torch)" in text) == is_named
 
 
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):

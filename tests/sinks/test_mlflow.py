@@ -95,7 +95,7 @@ def test_a_run_has_the_records_times_status_and_name(sink, runs, make_record, le
     record = make_record()
     sink.publish(record, leave_run(record, tmp_path))
     (run,) = runs()
-    assert run.info.run_name == "resnet50 224 b1 inf"
+    assert run.info.run_name == "resnet50 fp32 224 b1 inf"
     assert run.info.status == "FINISHED"
     assert run.info.start_time == 1772359200000  # 2026-03-01T10:00:00Z
     assert run.info.end_time - run.info.start_time == 330_000
@@ -260,7 +260,7 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
     assert {"latency/p50_ms", "throughput/samples_per_second", "memory/peak_mib"} <= names["train", "1"]
     assert history(points["inference", "8"], "point/batch_size") == [(224, 8), (256, 8)]
     inference = points["inference", "8"]
-    assert inference.info.run_name == "b8 inf resnet50 224-256"
+    assert inference.info.run_name == "b8 inf fp32 224-256"
     assert (inference.info.status, inference.info.start_time) == ("FINISHED", run.info.start_time)
     axes = {"model": "resnet50", "precision": "fp32", "phase": "inference", "batch_size": "8", "input_size": "224, 256"}
     assert axes.items() <= inference.data.params.items()
@@ -557,7 +557,7 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
         if job == 0:
             sink.publish_sweep(sweep, tmp_path)
             parent = next(run for run in runs() if run.data.tags["perfexp.kind"] == "sweep")
-            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches resnet50 224 inf")
+            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches resnet50 fp32")
             assert not parent.data.params
     sweep.ended = "2026-03-01T11:00:00+00:00"
     (tmp_path / "sweep.csv").write_text("job\n0\n1\n")
@@ -565,7 +565,7 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
     sink.publish_sweep(sweep, tmp_path)
     (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
     children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert sorted(run.info.run_name for run in children) == ["b1 resnet50 224 inf", "b8 resnet50 224 inf"]
+    assert sorted(run.info.run_name for run in children) == ["b1 resnet50 fp32 224 inf", "b8 resnet50 fp32 224 inf"]
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "2 batches resnet50 224")
     assert {"batch_size": "1, 8", "model": "resnet50", "device": "NVIDIA H200"}.items() <= parent.data.params.items()
     assert parent.data.metrics["best/latency_p50_ms"] == pytest.approx(10, rel=0.01)
