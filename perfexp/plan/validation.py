@@ -48,7 +48,7 @@ def check(plan: config.Plan) -> None:
         raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
     if plan.gpu_name in ("cpu", "mps") and plan.gpu.get("index"):
         raise UserError(
-            f"gpu.index={plan.gpu['index']} is for several GPUs, and gpu={plan.gpu_name} is one: leave it out."
+            f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: leave it out."
         )
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")

@@ -68,9 +68,9 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
-    usual = _FLOAT32.get(precision, precision)
-    texts = {_FLAGS[precision].get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments}
-    return texts.pop() if precision in _FLAGS and len(texts) == 1 else usual
+    usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})
+    texts = {by_flags.get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments}
+    return texts.pop() if len(texts) == 1 else usual
 
 
 def _devices(device: Any, ranks: Any) -> str | None:

@@ -1,0 +1,73 @@
+"""Sources: changed code of a user's own is another plan, and comparisons name its files."""
+
+import sys
+
+import pytest
+
+from perfexp import commands
+from perfexp.main import main
+from perfexp.plan import sources
+
+NET = """
+import torch
+from pieces.heads import Head
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x):
+        return self.head(x)
+"""
+HEAD = """
+import torch
+
+class Head(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, {outputs})
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "netfile.py").write_text(NET)
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "__init__.py").write_text("")
+    (tmp_path / "pieces" / "heads.py").write_text(HEAD.format(outputs=3))
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "net.yaml").write_text("_target_: netfile.Net\n")
+    return tmp_path
+
+
+def test_what_the_users_files_import_is_followed_without_importing_it(here):
+    found = sources.hashes(["netfile.Net", "perfexp.models.fake.FakeModel", "torch.nn.Linear", "nothing.there"])
+    assert list(found) == ["netfile.py", "pieces/__init__.py", "pieces/heads.py"]
+    assert not {"netfile", "pieces"} & sys.modules.keys()
+
+
+def test_relative_imports_loops_and_broken_files_are_read(here):
+    (here / "pieces" / "heads.py").write_text("from . import tails\nfrom .tails import x\nimport netfile\n")
+    (here / "pieces" / "tails.py").write_text("def broken(:\n")
+    assert list(sources.hashes(["netfile.Net"])) == [
+        "netfile.py", "pieces/__init__.py", "pieces/heads.py", "pieces/tails.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(here, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
+    command += ["ttfp=false", "tracking=none"]
+    assert main([*command, "output_dir=a"]) == 0
+    (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))
+    for again in ([*command, "output_dir=a"], ["resume=a", "--config-dir=conf"]):
+        capsys.readouterr()
+        assert main(again) == 2
+        assert "has results of other code: pieces/heads.py changed" in capsys.readouterr().err
+    assert main([*command, "output_dir=b"]) == 0
+    capsys.readouterr()
+    commands.run(["compare", "a", "b"])
+    assert "B against A: pieces/heads.py differs" in capsys.readouterr().out
