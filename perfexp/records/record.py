@@ -279,6 +279,16 @@ class Layers(msgspec.Struct):
     lines: list[_Layer]
 
 
+class _Profile(msgspec.Struct):
+    """What readers of `facts["profile"]` rely on: names of files in the run's folder itself."""
+
+    files: list[Annotated[str, msgspec.Meta(pattern=r"^[ -.0-~]{1,255}\Z")]] | None = None
+
+
+#: Facts that are read again, by their keys.
+_FACTS = {"layers": Layers, "profile": _Profile}
+
+
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The result of one point; one line of points.jsonl.
 
@@ -439,7 +449,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
             record = untrusted.from_json(text, cls)
-            _check_layers(record.points)
+            _check_facts(record.points)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record
@@ -460,11 +470,11 @@ class _Version(msgspec.Struct):
     schema_version: CountFromOne
 
 
-def _check_layers(points: Iterable[Any]) -> None:
-    """Raise `msgspec.ValidationError` for layers of another form than those that are measured."""
+def _check_facts(points: Iterable[Any]) -> None:
+    """Raise `msgspec.ValidationError` for layers and profiles of another form than those that are measured."""
     for point in points:
-        if "layers" in getattr(point, "facts", {}):
-            msgspec.convert(point.facts["layers"], Layers)
+        for name in _FACTS.keys() & getattr(point, "facts", {}).keys():
+            msgspec.convert(point.facts[name], _FACTS[name])
 
 
 def point_to_line(point: Point) -> bytes:
@@ -485,7 +495,7 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     *complete, rest = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
-        _check_layers(points)
+        _check_facts(points)
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none
