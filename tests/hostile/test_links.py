@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from perfexp import commands
+from perfexp.cluster import element
 from perfexp.errors import UserError
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plots import roofline_files
 from perfexp.profilers import profile_key
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Point, Record, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports.console import Console
 from perfexp.roofline import of_csv
 
 SECRET = "machine example.com login me password hunter2\n"
@@ -62,3 +68,27 @@ def test_a_link_that_the_user_types_is_followed(tmp_path, capsys):
     assert "is not a table of ncu" in capsys.readouterr().err
     with pytest.raises(UserError, match="it is a link"):
         of_csv(tmp_path / "link.csv")
+
+
+def test_a_sweep_is_measured_into_the_folders_that_are_composed_here(tmp_path):
+    root, command = tmp_path / "sweep", ["-m", "batch_size=1,2,3,4"]
+    root.mkdir()
+    outside = tmp_path / "outputs" / "stage" / "fake"
+    named = ["../victim", "1_2", str(tmp_path / "victim"), "../outputs/stage/fake"]
+    children = [
+        SweepChild(job=number, name="run", directory=directory, status=Status.OK)
+        for number, directory in [*enumerate(named), (2, "2_3")]
+    ]
+    sweep = Sweep(uid="s", name="batch_size", started="", command=command, children=children, jobs=4)
+    (root / "sweep.json").write_bytes(sweep.to_json())
+    sweep_run = SweepRun(folder=root, command=command, axes=["batch_size"], jobs=4, console=Console(quiet=True))
+    folders = [root / "0_1", root / "1_2", root / "2_3", outside]
+    membership = [sweep_run.membership(number, {}, folder) for number, folder in enumerate(folders)]
+    runs = [
+        SimpleNamespace(number=number + 1, name="run", folder=folder, sweep=membership[number])
+        for number, folder in enumerate(folders)
+    ]
+    sweep_run.expect(runs)
+    elements = [element.Element(f"{root}:{number}", requeue=False, is_job=False) for number in range(4)]
+    assert [one.folder for one in elements] == folders
+    assert [one.child.status for one in elements] == ["interrupted", "ok", "ok", "ok"]
