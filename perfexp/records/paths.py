@@ -85,7 +85,7 @@ def _discarded(aside: Path) -> Path:
 def refuse_link(folder: Path) -> None:
     """Raise `UserError` for a link in place of a folder that the user did not name: it may lead anywhere."""
     if folder.is_symlink():
-        raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")
+        raise UserError(f"{folder} is a link: results are in real folders only. Remove it.")
 
 
 class _Folder:
