@@ -253,6 +253,7 @@ class _Application:
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         if self.element is not None:
             name, folder = self.element.child.name, self.element.folder
+            refuse_link(folder)
             self.element.wait_for_folder()
             return Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership)
         if sweep_run is None:

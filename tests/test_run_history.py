@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -168,6 +169,19 @@ def test_a_resumed_run_is_no_earlier_run_of_itself(measure, run):
     for _ in range(3):
         assert run(*COMMAND, "output_dir=run0")[0] == 0
     assert Record.load(run.folder / "run0").earlier == []
+
+
+@pytest.mark.slow
+def test_a_finished_run_of_somebody_else_is_no_earlier_run(measure, run, tmp_path):
+    own = measure()
+    shutil.copytree(tmp_path / "run0", tmp_path / "foreign")
+    for file in (tmp_path / "foreign").glob("*.*"):
+        file.write_bytes(file.read_bytes().replace(own.uid.encode(), b"f" * 32))
+    code, printed, _ = run("resume=foreign", "tracking=none")
+    assert code == 0
+    assert "Nothing is left to measure" in printed
+    assert {uid for earlier in Record.load(tmp_path / "foreign").earlier for uid in earlier.uids} == {own.uid}
+    assert {uid for earlier in measure().earlier for uid in earlier.uids} == {own.uid}
 
 
 @pytest.mark.slow

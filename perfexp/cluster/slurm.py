@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ _MAX_ARRAY_SIZE = 1001
 #: States of jobs that have not ended. A held job needs its user.
 PENDING_STATES = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD"}
 RUNNING_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
-#: Jobs of one call of scancel.
+#: Jobs of one call of scancel or sacct.
 _MOST_ARGUMENTS = 500
 _FIELDS = ("job", "state", "reason", "node", "left", "ended", "name")
 
@@ -190,16 +191,12 @@ def _queue_of(content: dict[str, Any]) -> Queue:
 def accounted(jobs: Collection[str], name: str) -> dict[str, QueuedJob]:
     """Return those of these jobs and elements that have a name, from the accounting; none on a site without one."""
     arrays = sorted({job.partition("_")[0] for job in jobs})
-    if not arrays:
-        return {}
-    try:
-        listed = call(
-            "sacct", "-nXP", f"--jobs={','.join(arrays)}", "--format=JobID,State,ExitCode,NodeList,End,JobName"
-        )
-    except UserError:
-        return {}
-    found = {}
-    for line in listed.splitlines():
+    batches = [arrays[start : start + _MOST_ARGUMENTS] for start in range(0, len(arrays), _MOST_ARGUMENTS)]
+    form, lines, found = "--format=JobID,State,ExitCode,NodeList,End,JobName", list[str](), {}
+    with suppress(UserError):
+        for batch in batches:
+            lines += call("sacct", "-nXP", f"--jobs={','.join(batch)}", form).splitlines()
+    for line in lines:
         job, state, code, node, ended, job_name = (*map(untrusted.printable, line.split("|", 5)), *[""] * 5)[:6]
         if job_name != name:  # a cluster that was set up anew starts its numbers again
             continue

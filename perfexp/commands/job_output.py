@@ -13,7 +13,7 @@ from perfexp.commands.app import app, echo
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.folders import below, run_folders
-from perfexp.records.paths import SweepPaths
+from perfexp.records.paths import SweepPaths, refuse_link
 from perfexp.records.sweep_record import Sweep
 
 #: Characters of each file that are printed, from its end.
@@ -27,11 +27,13 @@ def job_output(
 ) -> None:
     """Print the output and the errors of the job that measured a run (.out and .err)."""
     place, number = _place(folder, run)
-    entry = jobs_file.load(SweepPaths(place)).get(number)
+    paths = SweepPaths(place)
+    refuse_link(paths.job_logs)
+    entry = jobs_file.load(paths).get(number)
     if entry is None:
         raise UserError(f"Run {number} of {place} was not submitted.")
     for suffix in ("out", "err"):
-        file = SweepPaths(place).job_logs / f"{Path(entry.log).name}.{suffix}"
+        file = paths.job_logs / f"{Path(entry.log).name}.{suffix}"
         try:
             text = untrusted.read_bytes(file).decode(errors="replace")
         except OSError as error:

@@ -10,12 +10,12 @@ import typer
 
 from perfexp.commands.app import RECORD, Force, Json, app, echo, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
-from perfexp.host import gpu_sheets, interrupts
+from perfexp.host import gpu_sheets, interrupts, untrusted
 from perfexp.host.gpu_sheets import GpuFile
 from perfexp.plots import roofline_files as sink
 from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, is_own_place
 from perfexp.records.record import Record, is_layers
 from perfexp.reports.console import Console
 from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
@@ -92,7 +92,8 @@ def _rooflines(
         yield from _of_run(place, peaks, sheets, label)
         return
     text = _exported(place) if place.suffix == ".ncu-rep" else None
-    yield place.with_name(f"{place.stem}_roofline"), of_csv(place, peaks, text=text, sheets=sheets, title=label)
+    result = of_csv(place.resolve(), peaks, text=text, sheets=sheets, title=label or place.stem)  # a link was typed
+    yield place.with_name(f"{place.stem}_roofline"), result
 
 
 def _exported(report: Path) -> str:
@@ -112,10 +113,8 @@ def _of_run(
 ) -> Iterator[tuple[Path, Roofline]]:
     """The rooflines of ncu's files in a run's manifest, and of its layers."""
     record, folder = Record.load(place), place if place.is_dir() else place.parent
-    # links are not followed out of the folder
-    files = [folder / name for name in RunPaths(folder).claimed() if name.endswith(".csv")]
-    inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) and path.is_file()]
-    tables = [path for path in inside if is_listing(path)]
+    names = [name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")]
+    tables = [path for name in names if untrusted.is_regular(path := folder / name) and is_listing(path)]
     for path in tables:
         title = label or f"{record.name} · {path.stem}"
         result = of_csv(path, peaks.or_else(of_plan(record.plan)), sheets=sheets, title=title)

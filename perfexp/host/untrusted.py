@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from perfexp.host.files import write_atomically
 MAX_BYTES = 1 << 28
 #: Far above every plan: a resolved configuration has about 300 nodes, six levels deep.
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
+#: Characters that YAML may resolve as a number, for which it takes quadratic time (1:59:59:… is one in base 60).
+_NUMBER, _MAX_NUMBER = re.compile(r"[-+.:\d_]*"), 1000
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: What msgspec raises for content that is not of the expected type.
@@ -115,6 +118,8 @@ def yaml_data(content: bytes) -> Any:
         return yaml.load(content, Loader=_LOADER)
     except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
+    except (AttributeError, LookupError, OverflowError, TypeError) as error:  # !!bool foo
+        raise ValueError("a value is not of the type that its tag or form says") from error
 
 
 def spreadsheet_text(text: str) -> str:
@@ -138,6 +143,8 @@ def _check_events(content: bytes) -> None:
             raise ValueError(f"the alias *{event.anchor} is not allowed")
         if isinstance(event, yaml.ScalarEvent):
             event.value.encode()  # half a surrogate pair, which no file can take, is a ValueError
+            if len(event.value) > _MAX_NUMBER and (event.tag or _NUMBER.fullmatch(event.value)):
+                raise ValueError(f"a number of more than {_MAX_NUMBER} characters")
         if depth > _MAX_DEPTH or number > _MAX_YAML_EVENTS:
             raise ValueError("nested too deeply, or too many entries")
 

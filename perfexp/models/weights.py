@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _OTHERS = {
 }
 #: Beginning of a pickle, and of one that torch.save wrote before torch 1.6.
 _PICKLE, _OLD_FILE = b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+#: Beginning of an archive, by which torch knows one.
+_ARCHIVE = b"PK\x03\x04"
 _FORBIDDEN = re.compile(r"GLOBAL (\S+) was not an allowed")
 #: Maximum number of entries per kind in an error.
 _SHOWN = 3
@@ -72,12 +75,23 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:
+        _refuse_inflated(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load's errors for other files are undocumented
         cause, remedy = _cause(file, error)
         raise UserError(
             f"{file} can't be read as {kind}: {cause}. {remedy}. Code in a file of weights is never run. {advice}"
         ) from error
+
+
+def _refuse_inflated(file: Path) -> None:
+    """Raise `ValueError` for an archive whose members are larger than itself: torch.save compresses none."""
+    with file.open("rb") as opened:
+        if opened.read(4) != _ARCHIVE:
+            return
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
+            raise ValueError("its members are compressed")
 
 
 def _cause(file: Path, error: Exception) -> tuple[str, str]:
@@ -102,7 +116,7 @@ def _cause(file: Path, error: Exception) -> tuple[str, str]:
         return f"it holds {what} ({name})", "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)"
     if start[8:9] == b"{":
         return "it is a safetensors file", "Convert it: torch.save(safetensors.torch.load_file(FILE), NEW)"
-    if "central directory" in message:
+    if "central directory" in message or isinstance(error, zipfile.BadZipFile):
         return "it is cut off or damaged", "Copy or download it again"
     if "TorchScript" in message:
         return "it is a TorchScript archive", "Save its state dict: torch.jit.load(FILE).state_dict()"

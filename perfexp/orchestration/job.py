@@ -68,6 +68,7 @@ class Run:
         self._paths = RunPaths(assignment.folder)
         self._stack = ExitStack()
         self._is_announced = self._is_refused = False
+        self._before: set[Key] = set()
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
@@ -87,6 +88,7 @@ class Run:
             paths.remove_leftovers()
             recover(paths)
             self._job = _prepared(paths, self.assignment)
+            self._before = {point.key for point in read_points(paths.points)}
             if not _left(self._job):
                 self._console.note(f"Nothing is left to measure in {paths.root}: this is what was measured.")
             self._stack = stack.pop_all()
@@ -174,7 +176,8 @@ class Run:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         self._job.extend()
         record = self.assembled()
-        record.earlier = run_history.exchange(record)
+        is_own = any(point.key not in self._before for point in record.points)
+        record.earlier = run_history.exchange(record, is_own=is_own)
         record.selfcheck = selfcheck_summary.recall(record)
         try:
             write_atomically(self._paths.record, record.to_json())

@@ -30,8 +30,11 @@ class _Remembered(EarlierTime, kw_only=True):
     disturbed: bool = False
 
 
-def exchange(record: Record) -> list[EarlierTime]:
+def exchange(record: Record, *, is_own: bool) -> list[EarlierTime]:
     """Return the times of the record's points in earlier runs of its command, and cache those of this run.
+
+    Only a run that was measured here is cached (`is_own`): a folder may be somebody else's.
+
 
     A time that other work did not disturb has only earlier ones of which the same is true: how much such work changes
     a time says nothing about runs without it.
@@ -43,7 +46,8 @@ def exchange(record: Record) -> list[EarlierTime]:
     except msgspec.ValidationError:  # another version of perfexp wrote it
         before = {}
     before.pop(record.uid, None)
-    cache.add(record.uid, msgspec.to_builtins(times))
+    if is_own:
+        cache.add(record.uid, msgspec.to_builtins(times))
     kinds: dict[bool, list[str]] = {False: [], True: []}
     for uid, of_run in {**before, record.uid: times}.items():
         kinds[any(time.disturbed for time in of_run)].append(uid)

@@ -155,17 +155,25 @@ class SweepRun:
         return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
 
     def expect(self, assignments: Sequence[Assignment]) -> None:
-        """Enter runs that other processes are going to measure; those that have ended stay as they are."""
+        """Enter runs that other processes are going to measure; those that have ended stay as they are.
+
+        The folders are those composed here: processes measure into the folders that the sweep names.
+        """
         self._is_refused = False
-        entered = {child.job for child in self.sweep.children if child.error is None}
+        folders = {run.number - 1: _relative(run.folder, self.paths.root) for run in assignments if run.sweep}
+        entered = {
+            child.job: child
+            for child in self.sweep.children
+            if child.error is None and child.directory == folders.get(child.job)
+        }
         new = [run for run in assignments if run.sweep is not None and run.sweep.job not in entered]
-        numbers = {run.number - 1 for run in new}
-        self.sweep.children = [child for child in self.sweep.children if child.job not in numbers]
+        others = [child for child in self.sweep.children if child.job not in folders]
+        self.sweep.children = [*others, *entered.values()]
         self.sweep.children += [
             SweepChild(
                 job=run.number - 1,
                 name=run.name,
-                directory=_relative(run.folder, self.paths.root),
+                directory=folders[run.number - 1],
                 status=Status.INTERRUPTED,
                 axes=run.sweep.axes if run.sweep else {},
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,17 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path} cannot be read as a plan: {reason}.") from error
-    if not isinstance(plain, dict):
+    if not isinstance(plain, dict) or not _has_texts_as_keys(plain):
         raise UserError(f"{path} is not a plan.")
     return plain
+
+
+def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
+    """Whether keys are texts; below, where a model's settings may have others, JSON has to take and sort them."""
+    with suppress(TypeError):
+        json.dumps(plain, sort_keys=True, default=str)
+        return all(isinstance(key, str) for key in plain)
+    return False
 
 
 def read_to_resume(path: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
                 targets = files(paths.root / stem)
                 refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
                 paths.claim(*targets.values())
-                facts["files"] = [*facts.get("files", ()), *(path.name for path in write(roofline, targets))]
+                facts["files"] = [*(facts.get("files") or ()), *(path.name for path in write(roofline, targets))]
         except (ProfilerFailed, UserError) as error:
             is_foreign_file = isinstance(error, ProfilerFailed)
             advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
@@ -106,9 +106,9 @@ def _rooflines(
     if point.status is not Status.OK:
         yield from stems(of_record(record, sheets=sheets)).items()
         return
-    for name in map(str, point.facts["profile"].get("files") or ()):
+    for name in point.facts["profile"].get("files") or ():
         if name.endswith("_ncu.csv"):
-            path = paths.root / Path(name).name
+            path = paths.root / name
             title = f"{record.name} · {path.stem}"
             yield f"{path.stem}_roofline", of_csv(path, _peaks(record, sheets), sheets=sheets, title=title)
 

@@ -82,10 +82,18 @@ def _discarded(aside: Path) -> Path:
     return aside.with_name(aside.name.replace("replaced", "discarded"))
 
 
+def _remove(discarded: Path) -> None:
+    """Remove a folder of replaced results; raises `UserError` for one that perfexp did not make."""
+    try:
+        shutil.rmtree(discarded)
+    except RecursionError as error:
+        raise UserError(f"{discarded} has too many nested folders. Remove it.") from error
+
+
 def refuse_link(folder: Path) -> None:
     """Raise `UserError` for a link in place of a folder that the user did not name: it may lead anywhere."""
     if folder.is_symlink():
-        raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")
+        raise UserError(f"{folder} is a link: results are in real folders only. Remove it.")
 
 
 class _Folder:
@@ -286,7 +294,7 @@ class RunPaths(_Folder):
             return
         discarded = _discarded(self._aside)
         self._aside.rename(discarded)
-        shutil.rmtree(discarded)
+        _remove(discarded)
         self._write({key: value for key, value in self._manifest().items() if key != _REPLACED})
         self._aside = None
 
@@ -303,7 +311,7 @@ class RunPaths(_Folder):
             self._aside = aside
             self.restore_results()
         if discarded.is_dir():
-            shutil.rmtree(discarded)
+            _remove(discarded)
 
     def _results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves."""

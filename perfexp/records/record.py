@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +21,14 @@ SCHEMA_VERSION = 1
 
 
 #: Limits on what is read, far beyond every measurement: no sum, ratio or square of such numbers overflows.
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
 _Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
 CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+_Several = msgspec.Meta(max_length=2000)
+_MOST_SAMPLES = 4_000_000
 
 
 class Status(StrEnum):
@@ -142,8 +145,8 @@ class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     reason: str
-    target: _Seconds | None = None
-    achieved: _Seconds | None = None
+    target: Seconds | None = None
+    achieved: Seconds | None = None
 
 
 class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -162,7 +165,7 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     unit: str = "seconds"
-    samples: list[_Seconds]
+    samples: list[Seconds]
     warmup: Count = 0
     blocks: list[Count] = []
     calls_per_sample: CountFromOne = 1
@@ -204,8 +207,8 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     loss: _Value | None = None
     learning_rate: _Value | None = None
     accuracy: _Value | None = None
-    evaluation_seconds: _Seconds = 0.0
-    checkpoint_seconds: _Seconds = 0.0
+    evaluation_seconds: Seconds = 0.0
+    checkpoint_seconds: Seconds = 0.0
     metrics: list[Metric] = []
 
     @property
@@ -218,6 +221,12 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """All figures by name, those of custom metrics as `custom/NAME`."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("number", "metrics")}
         return own | {metric.name: metric.value for metric in self.metrics}
+
+
+#: Units of metrics that are compared or summed up: at the end of the names in these groups, and of some others.
+_GROUPS = ("algorithm", "compile", "energy", "loop", "memory", "train", "work")
+_AT_END = ("bytes", "seconds", "joules", "watts")
+_OTHERS = {"accuracy": "1", "device/cycles_per_call": "1", "epoch_seconds": "seconds"}
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -241,6 +250,14 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     low: _Value | None = None
     high: _Value | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a metric in another unit than its own; raises `ValueError`."""
+        group, _, name = self.name.rpartition("/")
+        last = name.rpartition("_")[2]
+        own = last if group in _GROUPS and last in _AT_END else _OTHERS.get(self.name, self.unit)
+        if self.unit != own:
+            raise ValueError(f"metric {self.name} is in {self.unit!r}, not in {own!r}")
+
 
 class _LayerKey(msgspec.Struct):
     which: str
@@ -249,10 +266,10 @@ class _LayerKey(msgspec.Struct):
 
 
 class _Spread(msgspec.Struct):
-    mean: _Seconds
-    median: _Seconds
-    low: _Seconds | None
-    high: _Seconds | None
+    mean: Seconds
+    median: Seconds
+    low: Seconds | None
+    high: Seconds | None
 
 
 class _Layer(msgspec.Struct):
@@ -260,7 +277,7 @@ class _Layer(msgspec.Struct):
     kind: str
     seconds: _Spread
     gap_seconds: _Spread
-    share: _Seconds
+    share: Seconds
     macs: _Work
     flops: _Work
     bytes_min: _Work
@@ -280,6 +297,16 @@ class Layers(msgspec.Struct):
     method: str
     call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
     lines: list[_Layer]
+
+
+class _Profile(msgspec.Struct):
+    """What readers of `facts["profile"]` rely on: names of files in the run's folder itself."""
+
+    files: list[Annotated[str, msgspec.Meta(pattern=r"^[ -.0-~]{1,255}\Z")]] | None = None
+
+
+#: Facts that are read again, by their keys.
+_FACTS = {"layers": Layers, "profile": _Profile}
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -302,12 +329,12 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     status: Status
     error: str | None = None
     series: list[Series] = []
-    metrics: list[Metric] = []
-    epochs: list[Epoch] = []
-    doubts: list[Diagnostic] = []
+    metrics: Annotated[list[Metric], _Several] = []
+    epochs: Annotated[list[Epoch], msgspec.Meta(max_length=100_000)] = []
+    doubts: Annotated[list[Diagnostic], _Several] = []
     facts: dict[str, Any] = {}
     started: str | None = None
-    wall_seconds: _Seconds | None = None
+    wall_seconds: Seconds | None = None
 
     def find_series(self, name: str) -> Series | None:
         """The series with this name, or None."""
@@ -361,7 +388,7 @@ class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     phase: str
     time: str
-    variance: _Seconds
+    variance: Seconds
     degrees: _Positive
     ended: str
 
@@ -448,7 +475,10 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
             record = untrusted.from_json(text, cls)
-            _check_layers(record.points)
+            _check(record.points)
+            twice = [key for key, number in Counter(point.key for point in record.points).items() if number > 1]
+            if twice:
+                raise msgspec.ValidationError(f"it has {twice[0]} twice")
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record
@@ -469,11 +499,13 @@ class _Version(msgspec.Struct):
     schema_version: CountFromOne
 
 
-def _check_layers(points: Iterable[Any]) -> None:
-    """Raise `msgspec.ValidationError` for layers of another form than those that are measured."""
+def _check(points: Sequence[Any]) -> None:
+    """Raise `msgspec.ValidationError` for layers and profiles of another form than is measured, or too many samples."""
+    if sum(len(series.samples) for point in points for series in getattr(point, "series", ())) > _MOST_SAMPLES:
+        raise msgspec.ValidationError(f"it has more than {_MOST_SAMPLES:,} samples")
     for point in points:
-        if "layers" in getattr(point, "facts", {}):
-            msgspec.convert(point.facts["layers"], Layers)
+        for name in _FACTS.keys() & getattr(point, "facts", {}).keys():
+            msgspec.convert(point.facts[name], _FACTS[name])
 
 
 def point_to_line(point: Point) -> bytes:
@@ -494,7 +526,7 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     *complete, rest = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
-        _check_layers(points)
+        _check(points)
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +19,10 @@ from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, 
 GPU_COUNT = "gpu.count"
 #: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
+#: Limits in bytes on the folder of a run, relative to that of its sweep, and on the names in it.
+_MOST_OF_PATH, _MOST_OF_NAME = 2000, 255
+#: Characters of a folder that are shown.
+_SHOWN = 80
 
 
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -104,8 +110,21 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Read a sweep.json, or that of a folder; raises `UserError` if it is missing or invalid."""
         file = path / "sweep.json" if path.is_dir() else path
         try:
-            return untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
+            sweep = untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
+            _check_folders(sweep.children)
+            return sweep
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{file} is not a perfexp sweep: {error}.") from error
+
+
+def _check_folders(children: Sequence[SweepChild]) -> None:
+    """Raise `msgspec.ValidationError` for folders that cannot exist, and for one that several runs have."""
+    folders = Counter(os.path.normpath(child.directory) for child in children)
+    for folder, runs in folders.items():
+        content = os.fsencode(folder)
+        longest = max(map(len, content.split(b"/")))
+        if runs > 1 or b"\0" in content or len(content) > _MOST_OF_PATH or longest > _MOST_OF_NAME:
+            why = f"{runs} runs have the folder" if runs > 1 else "no folder can be"
+            raise msgspec.ValidationError(f"{why} {untrusted.printable(folder[:_SHOWN])}")

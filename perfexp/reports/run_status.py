@@ -15,7 +15,7 @@ import msgspec
 from perfexp.host import untrusted
 from perfexp.profilers import is_profile
 from perfexp.records import units
-from perfexp.records.record import Key, Point, Status, is_layers, points_from_lines, without_replicate
+from perfexp.records.record import Key, Point, Seconds, Status, is_layers, points_from_lines, without_replicate
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import Subject, one_line, subject
 
@@ -30,7 +30,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     key: Key
     status: Status
-    wall_seconds: float | None = None
+    wall_seconds: Seconds | None = None
 
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:

@@ -95,12 +95,12 @@ class Listing:
 
 
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
-    """Read the wanted metrics of a file.
+    """Read the wanted metrics of a file, which may not be a link.
 
     It raises `UserError` if the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
     """
     try:
-        content = untrusted.read_bytes(path.resolve(), _MAX_BYTES)
+        content = untrusted.read_bytes(path, _MAX_BYTES)
     except OSError as error:
         raise UserError(
             f"{path} can't be read: {error.strerror}. Name a CSV that ncu wrote, or a run's folder."
@@ -235,8 +235,7 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
         reason = next((line for line in texts if "ERROR" in line or "WARNING" in line), texts[-1])
         raise UserError(f"{source} holds no kernel, only messages of ncu: {reason}")
     raise UserError(
-        f"{source} is not a table of ncu: no line has the columns ID and {_KERNEL}. It begins with "
-        f"'{texts[0][:100]}'. Make one with: {EXPORT}"
+        f"{source} is not a table of ncu: no line has the columns ID and {_KERNEL}. Make one with: {EXPORT}"
     )
 
 

@@ -156,18 +156,18 @@ def is_default(uri: str) -> bool:
 def is_foreign_place(place: str, uri: str) -> bool:
     """Whether artifacts would leave the store: another host than the server's, or another folder than the database's.
 
-    A database that the user named may keep its artifacts in any folder.
+    A database that the user named may keep its artifacts in any folder or object store.
     """
     scheme, _, rest = place.partition(":")
     if is_server(uri):
         hosts = ("", urlsplit(uri).netloc.rpartition("@")[2])
         is_elsewhere = rest.startswith("//") and urlsplit(rest).netloc not in hosts
         return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or is_elsewhere)
-    folder = artifact_folder(uri)
+    folder, is_path = artifact_folder(uri), scheme in ("file", place) or "/" in scheme
     if folder is None or not is_default(uri):
-        return False
+        return not is_path and scheme not in _OBJECT_STORES
     path = Path(unquote(urlsplit(place).path)) if scheme == "file" else Path(place)
-    return scheme not in ("file", place) or not path.resolve().is_relative_to(folder.resolve())
+    return not is_path or not path.resolve().is_relative_to(folder.resolve())
 
 
 def artifact_folder(uri: str) -> Path | None:

@@ -168,6 +168,11 @@ def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     assert command(["job-output", str(folder / "2")]) == 0
     assert "hello?[2J" in capsys.readouterr().out
     assert command(["job-output", str(folder)]) == 2
+    (folder / "jobs").rename(folder / "elsewhere")
+    (folder / "jobs").symlink_to(folder / "elsewhere")
+    capsys.readouterr()
+    assert command(["job-output", str(folder / "2")]) == 2
+    assert "jobs is a link" in capsys.readouterr().err
 
 
 def test_the_queue_is_listed_once_for_all_processes_of_ten_seconds(monkeypatch, tmp_path):

@@ -55,3 +55,31 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(make_record, leave_
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
     assert json.loads(file.read_bytes())["JOB_FAIL_FLAG"] == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['!!int ""', '!!float ""', "!!bool foo", "!!timestamp foo", f"1{':0' * 400}:0.5", "!!timestamp 2020-99-99"]
+)
+def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_path):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        untrusted.yaml_data(f"x: {text}".encode())
+    assert type(caught.value) is ValueError
+    with pytest.raises(UserError, match="cannot be read as a plan"):
+        plan_file.read(write(tmp_path / "plan.yaml", f"x: {text}", "utf-8"))
+
+
+@pytest.mark.parametrize("form", ["1{}", '!!int "1{}"', "!!int '1{} '", "1{}.5"])
+def test_numbers_in_base_60_have_a_limited_length(form):
+    with pytest.raises(ValueError, match="a number of more than 1000 characters"):
+        untrusted.yaml_data(b"x: " + form.format(":59" * 100_000).encode())
+    assert untrusted.yaml_data(b"x: " + b"ab " * 100_000)["x"] == ("ab " * 100_000).strip()
+
+
+@pytest.mark.parametrize("text", ["1: x\na: b", "1: x", "a: {1: x, b: y}", "a: {2020-01-01: x}"])
+def test_a_plan_has_texts_as_keys(text, tmp_path):
+    with pytest.raises(UserError, match=r"plan\.yaml is not a plan"):
+        plan_file.read(write(tmp_path / "plan.yaml", text, "utf-8"))
+
+
+def test_settings_of_a_model_may_have_numbers_as_keys(tmp_path):
+    assert plan_file.read(write(tmp_path / "plan.yaml", "a: {1: x, 2: y}", "utf-8")) == {"a": {1: "x", 2: "y"}}

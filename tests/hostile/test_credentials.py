@@ -9,6 +9,7 @@ import pytest
 
 from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
+from perfexp.tracking import store
 from tests import forking
 from tests.rotation import some_of
 
@@ -179,3 +180,25 @@ def test_a_credential_in_a_nested_value_is_refused(tmp_path):
 
 def test_a_word_that_is_no_override_is_shown_without_its_credential(tmp_path):
     assert leaks(tmp_path, perfexp(tmp_path, f"http://joe:{quote('s3cr3tpass')}@h"), ["s3cr3tpass"]) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "is_foreign"),
+    [
+        *(
+            ("/data/artifacts/1", False),
+            ("file:///data/artifacts/1", False),
+            ("./a:b/1", False),
+            ("s3://bucket/1", False),
+        ),
+        *(
+            ("http://evil.example/1", True),
+            ("HTTPS://evil.example/1", True),
+            ("mlflow-artifacts://evil.example/1", True),
+        ),
+        *(("sftp://evil.example/1", True), ("ftp://evil.example/1", True)),
+    ],
+)
+@pytest.mark.parametrize("uri", ["sqlite:////data/shared.db", "postgresql://host/mlflow"])
+def test_a_database_keeps_its_artifacts_in_folders_and_object_stores(uri, place, is_foreign):
+    assert store.is_foreign_place(place, uri) is is_foreign
