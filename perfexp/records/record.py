@@ -250,13 +250,12 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     low: _Value | None = None
     high: _Value | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a metric in another unit than its own; raises `ValueError`."""
+    @property
+    def own_unit(self) -> str:
+        """The unit that a metric of this name has; its unit where its name is nobody's."""
         group, _, name = self.name.rpartition("/")
         last = name.rpartition("_")[2]
-        own = last if group in _GROUPS and last in _AT_END else _OTHERS.get(self.name, self.unit)
-        if self.unit != own:
-            raise ValueError(f"metric {self.name} is in {self.unit!r}, not in {own!r}")
+        return last if group in _GROUPS and last in _AT_END else _OTHERS.get(self.name, self.unit)
 
 
 class _LayerKey(msgspec.Struct):
@@ -476,9 +475,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
                 )
             record = untrusted.from_json(text, cls)
             _check(record.points)
-            twice = [key for key, number in Counter(point.key for point in record.points).items() if number > 1]
-            if twice:
-                raise msgspec.ValidationError(f"it has {twice[0]} twice")
+            _check_points(record.points)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record
@@ -506,6 +503,16 @@ def _check(points: Sequence[Any]) -> None:
     for point in points:
         for name in _FACTS.keys() & getattr(point, "facts", {}).keys():
             msgspec.convert(point.facts[name], _FACTS[name])
+
+
+def _check_points(points: Sequence[Point]) -> None:
+    """Raise `msgspec.ValidationError` for a point that is there twice, or a metric in another unit than its own."""
+    for key, number in Counter(point.key for point in points).items():
+        if number > 1:
+            raise msgspec.ValidationError(f"it has {key} twice")
+    for metric in (metric for point in points for metric in point.metrics):
+        if metric.value is not None and metric.unit != metric.own_unit:
+            raise msgspec.ValidationError(f"{metric.name} is in {metric.unit!r}, not in {metric.own_unit!r}")
 
 
 def point_to_line(point: Point) -> bytes:

@@ -99,7 +99,7 @@ def test_points_of_a_record_are_few_and_in_their_units(change, why):
 
 
 def test_a_custom_metric_has_any_unit():
-    assert Metric(name="custom/queue_seconds", value=1.0, unit="1").unit == "1"
+    assert Metric(name="custom/queue_seconds", value=1.0, unit="1").own_unit == "1"
 
 
 def test_samples_of_a_record_and_of_its_points_are_limited(monkeypatch, tmp_path):
