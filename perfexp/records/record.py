@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
 CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 _Several = msgspec.Meta(max_length=2000)
-_MOST_SAMPLES = 4_000_000
+_MOST_SAMPLES = 20_000_000
 
 
 class Status(StrEnum):
