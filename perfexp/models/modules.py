@@ -120,11 +120,13 @@ def has_extra_state(module: torch.nn.Module) -> bool:
 def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
     """Return why a module's call does not accept one positional argument; None if it does, or nothing is known."""
     try:
-        inspect.signature(module.forward).bind(inputs)
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # a function of C has no signature
+        return None
+    try:
+        signature.bind(inputs)
     except TypeError as error:
         return f"forward: {error}"
-    except ValueError:  # a function of C has no signature
-        return None
     return None
 
 

@@ -7,7 +7,6 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -53,9 +52,16 @@ def _files(dotted: str) -> Iterator[tuple[str, Path]]:
 def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
     """Where a module is, in these folders or on the search path; unlike importlib's, it imports no package above it."""
     for finder in sys.meta_path:
-        with suppress(ImportError, AttributeError, ValueError, OSError):
+        try:
             if spec := finder.find_spec(name, places):
                 return spec
+        except KeyError:  # a package without __init__.py in another one, which is not imported
+            spec = ModuleSpec(name, None, is_package=True)
+            folders = (Path(place) / name.rpartition(".")[2] for place in places or ())
+            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+            return spec
+        except (ImportError, AttributeError, ValueError, OSError):
+            continue
     return None
 
 

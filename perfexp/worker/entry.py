@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import threading
@@ -196,6 +197,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 if __name__ == "__main__":
     code = main()
     if any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a thread of the model would keep this process alive

@@ -52,7 +52,8 @@ def checked_by(capsys, *arguments):
 
 def with_metric(one, name, value, **ends):
     for point in one.points:
-        point.metrics.append(Metric(name=name, value=value, unit="1", **ends))
+        unit = "bytes" if name.endswith("_bytes") else "1"
+        point.metrics.append(Metric(name=name, value=value, unit=unit, **ends))
     return one
 
 

@@ -48,6 +48,12 @@ def test_what_the_users_files_import_is_followed_without_importing_it(here):
     assert not {"netfile", "pieces"} & sys.modules.keys()
 
 
+def test_packages_without_an_init_file_are_searched(here):
+    (here / "space" / "inner").mkdir(parents=True)
+    (here / "space" / "inner" / "net.py").write_text("import torch\n")
+    assert list(sources.hashes(["space.inner.net.Net"])) == ["space/inner/net.py"]
+
+
 def test_relative_imports_loops_and_broken_files_are_read(here):
     (here / "pieces" / "heads.py").write_text("from . import tails\nfrom .tails import x\nimport netfile\n")
     (here / "pieces" / "tails.py").write_text("def broken(:\n")

@@ -566,7 +566,7 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
     (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
     children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(run.info.run_name for run in children) == ["b1 resnet50 fp32 224 inf", "b8 resnet50 fp32 224 inf"]
-    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "2 batches resnet50 224")
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "2 batches resnet50 fp32")
     assert {"batch_size": "1, 8", "model": "resnet50", "device": "NVIDIA H200"}.items() <= parent.data.params.items()
     assert parent.data.metrics["best/latency_p50_ms"] == pytest.approx(10, rel=0.01)
     assert parent.data.metrics["best/samples_per_second"] == pytest.approx(100, rel=0.01)

@@ -14,6 +14,8 @@ _CHANGES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), 1),
     **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2),
 }
+#: Where `perfexp ui` listens: whether it runs decides if its pages are linked.
+_UI = ("127.0.0.1", 5000)
 _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"}
 
 
@@ -62,7 +64,7 @@ def _violation(event, arguments, is_allowed):
         ours = program == sys.executable and any(part.startswith("perfexp.") for part in command)
         if not ours and os.path.basename(os.fsdecode(program)) not in ("git", "uname", "ldconfig"):
             return f"subprocess {command!r}"
-    elif event in _PROGRAMS or (event == "socket.connect" and isinstance(arguments[1], tuple)):
+    elif event in _PROGRAMS or (event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1] != _UI):
         return f"{event} {arguments!r}"
     return None
 
