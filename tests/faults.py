@@ -457,7 +457,8 @@ class Trial:
     def _resumption(self, arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         begun = (self.run / ("sweep.json" if self.course.jobs else "plan.yaml")).exists()
         if begun and self.random.random() < 0.5:
-            return "gone on with", ("resume=run",)
+            places = (text for text in arguments if text.startswith("data.root="))  # which a file may not choose
+            return "gone on with", ("resume=run", *places)
         return "repeated", tuple(arguments)
 
 

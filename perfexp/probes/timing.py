@@ -117,7 +117,7 @@ def collect(
                 else:
                     going.remove(collector)
                 if gc.get_count()[0] > gc.get_threshold()[0]:  # cycles of a model would fill the memory
-                    gc.collect()
+                    gc.collect(0)  # what the last blocks have made
 
 
 @dataclass

@@ -216,9 +216,8 @@ def test_more_work_than_the_machine_can_do_is_an_error():
         def forward(self, x):
             if type(x) is torch.Tensor:
                 return x.mean((2, 3))
-            for _ in range(1000):
-                super().forward(x)
-            return super().forward(x)
+            much = x.new_empty(100_000, 100_000)  # without memory
+            return super().forward(x) + (much @ much)[0, 0]
 
     point = measured(Skipping(), "inference")
     assert point.status is Status.FAILED
