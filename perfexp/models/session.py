@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ def _is_stand_in(module: torch.nn.Module) -> bool:
     return isinstance(next(modules.parameters_of(module), None), FakeTensor)
 
 
+#: Errors of a call that computes gradients, in inference mode.
+_NEEDS_GRADIENTS = re.compile("does not require grad|inference tensor|InferenceMode", re.IGNORECASE)
 #: Settings of the process that a model may change while it runs.
 _OF_PROCESS = ("threads", "matmul_allow_tf32", "cudnn_allow_tf32", "cudnn_benchmark", "deterministic")
 
@@ -244,9 +247,9 @@ class TorchSession(Session):
         except (TypeError, *MODULE_ERRORS) as error:
             if not self.device.is_out_of_memory(error):
                 self._check_shape(batch.inputs, why=modules.missing_inputs(self.module, batch.inputs))
-            if not torch.is_inference_mode_enabled():
+            if not (torch.is_inference_mode_enabled() and _NEEDS_GRADIENTS.search(str(error))):
                 raise
-            self._outside = self._left  # its call may compute gradients
+            self._outside = self._left
             outputs = call()
             self._differentiates = True
         self.check_call(outputs)

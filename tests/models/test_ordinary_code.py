@@ -417,6 +417,20 @@ def test_a_model_that_differentiates_in_its_call_is_measured():
     assert point.status is Status.OK, point.error
 
 
+class Fails(Small):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        raise RuntimeError("the module's own reason")
+
+
+def test_a_call_that_fails_for_another_reason_is_not_repeated():
+    module = Fails()
+    point = measured(module, "inference")
+    assert (module.calls, "own reason" in point.error) == (1, True)
+
+
 class Positions(Small):
     """Keeps a table from its first call, which autograd may have to save for a later one."""
 
