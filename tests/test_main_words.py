@@ -374,7 +374,7 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         (
             "",
             0,
-            ["fake · default · inference · fp32 · eager", "  1 point in 3 processes, about 75 s", "  into outputs/"],
+            ["fake · default · inference · float32 · eager", "  1 point in 3 processes, about 75 s", "  into outputs/"],
         ),
         ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points in 3 processes, about 53 s"]),
         (

@@ -114,6 +114,7 @@ class Forced:
                 raise UserError(f"algorithm.verify=true profiles cuDNN's kernels: {reason}. Leave it out.")
             stack.callback(self._threads.end)
             stack.callback(replays.forget)
+            stack.callback(session.discard_compiled)
             stack.callback(self._remove)
             self._install()
             yield self

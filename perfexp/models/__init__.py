@@ -254,6 +254,10 @@ class Session(Protocol):
         """A function of tensors of one shape, compiled if the model is."""
         return function
 
+    def discard_compiled(self) -> None:
+        """Compile the model again at its next call: its layers are computed by other functions from now on."""
+        return None
+
     def held(self, value: Any) -> Any:
         """A scalar on the device as it is now, for `number` later on; does not synchronize."""
         return value

@@ -319,6 +319,10 @@ class TorchSession(Session):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, dynamic=False) if self._execution.compile else function
 
+    def discard_compiled(self) -> None:
+        if self._execution.compile:
+            torch.compiler.reset()
+
     def held(self, value: Any) -> Any:
         return value.detach().clone()
 

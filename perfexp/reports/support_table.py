@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from perfexp.records.units import format_bytes
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.subject import one_line
+from perfexp.summaries.subject import number_format, one_line
 
 #: JSON values.
 Survey = Mapping[str, Any]
@@ -32,8 +32,9 @@ def subject(survey: Survey) -> str:
     """Return model, phase, size, precision and device of a survey in one line."""
     height, width = survey["input_size"]
     size = height if height == width else f"{height}x{width}"
-    parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}", survey["precision"])
-    return f"{' · '.join(map(str, parts))} · on {survey['device']['name']}"
+    parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}")
+    precision = number_format(survey["precision"], [survey])
+    return f"{' · '.join(map(str, parts))} · {precision} · on {survey['device']['name']}"
 
 
 class Row(NamedTuple):

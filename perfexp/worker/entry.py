@@ -138,14 +138,16 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
             backward={name: settings[name] for name in ("backward_data", "backward_filter") if settings.get(name)},
             progress=lambda text: emit("block", text=text),
         )
+    session = bench.session.facts()
     return {
         "model": plan.model_name,
-        "device": {"kind": bench.device.kind, "name": bench.device.name},
+        "device": {**bench.device.facts(), "kind": bench.device.kind, "name": bench.device.name},
         "phase": key.phase,
         "input_size": key.input_size,
         "batch_size": key.batch_size,
         "inputs": len({(key.input_size, key.batch_size) for key in keys}),
-        "precision": bench.session.facts()["precision"],
+        "precision": session["precision"],
+        "session": session,
         "doubts": msgspec.to_builtins(bench.session.doubts()),
         **support,
     }

@@ -122,7 +122,7 @@ def test_a_real_command_on_a_cpu_whose_parent_never_imports_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     title, head, first, second, *rest = done.stdout.splitlines()
-    assert title.startswith("resnet18 · inference · 64 · batch 1 · fp32 · on ")
+    assert title.startswith("resnet18 · inference · 64 · batch 1 · float32 · on ")
     assert head.split() == ["layer", "shape", *OF_CPU]
     assert first.split()[:5] == ["conv1", "3→64", "7×7", "s2", "64×64"]
     assert first.split()[5:13] == ["torch"] * 4 + ["–"] * 4

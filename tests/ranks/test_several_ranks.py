@@ -161,6 +161,8 @@ def spread():
     return abs(totals[0] - totals[1])
 
 found = {"begin": spread()}
+with session.inferring():
+    session.first_forward(session.random_batch((8, 8), 2, seed=0))  # its outputs' shape is that of the targets
 with session.training():
     for number in range(3):
         step(10 * place.number + number)
