@@ -22,6 +22,7 @@ from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, fla
 from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.cluster.default_site import with_site
 from perfexp.cluster.element import Element, of_arguments
 from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
@@ -76,7 +77,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
         arguments, application.element = of_arguments(arguments)
-        arguments, application.offer = with_resumed(arguments)
+        arguments, application.offer = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
         with limited_jobs(most_jobs):
             call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)

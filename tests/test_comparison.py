@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_key
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -17,7 +18,7 @@ from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records.record import EarlierTime, MachineSpread, Metric, Series, Status
+from perfexp.records.record import EarlierTime, Epoch, MachineSpread, Metric, Point, Series, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.ratios import Repeats
 from perfexp.statistics.variance import Component
@@ -325,6 +326,71 @@ def test_the_largest_regressions_come_first():
 def test_each_further_side_is_compared_with_the_first():
     found = compare(named("one"), named("two"), named("three"))
     assert [pair.side for pair in found.pairs] == ["B", "C"]
+
+
+def twice():
+    """Two runs of one plan."""
+    one, two = named("one"), named("two")
+    two.plan["algorithm"] = one.plan["algorithm"]
+    return one, two
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "is_subject"), [((0.9, 0.9), True), ((0.9, None), False), ((None, None), False)]
+)
+def test_a_seed_is_of_accuracies_and_not_of_times(accuracies, is_subject):
+    one, two = twice()
+    for made, seed, accuracy in ((one, 0, accuracies[0]), (two, 1, accuracies[1])):
+        made.plan["seed"] = seed
+        if accuracy:
+            with_metric(made, "accuracy", [accuracy])
+    [found] = compare(one, two).sides[1].differences
+    assert (found.text, found.role.value) == ("seed 0 → 1", "subject" if is_subject else "neutral")
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "text"),
+    [
+        ("replicate", (1, 3), "replicate 1 → 3"),
+        ("percentiles", ([50], [99]), "percentiles [50] → [99]"),
+        ("probes", ({"energy": False}, {"energy": True}), "probes energy False → energy True"),
+        ("execution", ({"compile": None}, {"compile": "default"}), "execution compile None → compile default"),
+        ("gpu", ({"count": 1}, {"count": 2}), "gpus 1 → 2"),
+    ],
+)
+def test_a_difference_has_the_name_of_what_differs(key, values, text):
+    one, two = twice()
+    one.plan[key], two.plan[key] = values
+    assert [found.text for found in compare(one, two).sides[1].differences] == [text]
+
+
+def trained(seconds, starts, name="one"):
+    """Epochs of these seconds, each with an evaluation of one, and cold starts of these seconds."""
+    made = record(name, [(1.0, 1.001, 0.999)], np.random.default_rng(1))
+    made.points[0].epochs = [
+        Epoch(number=number, seconds=one, samples_per_second=1 / one, evaluation_seconds=1.0)
+        for number, one in enumerate(seconds, 1)
+    ]
+    for replicate, start in enumerate(starts):
+        key = replace_key(made.points[0].key, phase="ttfp", replicate=replicate)
+        parts = [Series(name="ttfp/imports", samples=[start]), Series(name="ttfp/second_call", samples=[9.0])]
+        made.points.append(Point(key=key, status=Status.OK, series=parts))
+    return made
+
+
+def test_epochs_runtimes_and_cold_starts_are_compared():
+    before = trained((10.0, 10.01, 9.99), (4.0, 4.01, 3.99))
+    after = trained((20.0, 20.01, 19.99), (2.0, 2.01, 1.99), "two")
+    found = {pair.measure: (round(pair.ratio, 2), pair.word) for pair in compare(before, after).pairs}
+    assert found["epoch"] == (2.0, "SLOWER")
+    assert found["runtime"] == (round(63 / 33, 2), "SLOWER")
+    assert found["ttfp"] == (0.5, "FASTER")
+
+
+def test_one_cold_start_has_a_ratio_and_no_verdict():
+    found = compare(trained((), (4.0,)), trained((), (2.0,), "two")).pairs
+    [pair] = [pair for pair in found if pair.measure == "ttfp"]
+    assert (pair.ratio, pair.word) == (pytest.approx(0.5), "UNDECIDED")
 
 
 def test_a_higher_rate_is_faster():

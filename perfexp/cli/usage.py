@@ -56,6 +56,7 @@ _COMMANDS = {
     },
     "cluster": {
         "cluster check": "nodes of SLURM for each gpu=",
+        "cluster use SITE": "submit each sweep to a site from now on",
         "job-output RUN": "output of the job of a run",
         "cancel DIR": "cancel the jobs of a sweep",
     },

@@ -25,8 +25,9 @@ from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
 
-#: Measures without `--metric`: another clock changes cycles without changing the time.
-_DEFAULT = ",".join(name for name in MEASURES if name != "cycles")
+#: Measures without `--metric`: another clock changes cycles without changing the time; of whole epochs and cold starts
+#: few runs have intervals.
+_DEFAULT = ",".join(name for name in MEASURES if name not in ("cycles", "epoch", "runtime", "ttfp"))
 #: Variable of GitHub Actions that names the file of a step's summary, and the limit on its size.
 _SUMMARY, _MOST_BYTES = "GITHUB_STEP_SUMMARY", 1 << 20
 
@@ -72,7 +73,8 @@ def check(
 
     0: nothing is worse. 1: a figure is worse beyond the margin, or missing. 2: runs that cannot be compared, nothing
     that both sides measured, a figure without an interval, a worse one that is undecided, or a wrong command. Without
-    --metric, cycles are left out. Accuracy is exact: the margin is a difference in percentage points.
+    --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is a difference in percentage
+    points.
     """
     try:
         settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)

@@ -1,13 +1,14 @@
-"""perfexp cluster check: the nodes of a site's SLURM for each gpu=, and whether perfexp starts on a node."""
+"""perfexp cluster: the nodes of a site's SLURM for each gpu=, a job that tries one, and the site of all sweeps."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfexp.cli.composition import cluster_of
-from perfexp.cluster import site_check, slurm
+from perfexp.cluster import default_site, site_check, slurm
 from perfexp.commands.app import ConfigDir, app, echo, options
 from perfexp.errors import UserError
 from perfexp.reports.console import Console
@@ -24,7 +25,7 @@ def _group() -> None:
 
 @group.command()
 def check(
-    cluster: Annotated[str, typer.Option(help="Option of the group cluster.")] = "default",
+    cluster: Annotated[str | None, typer.Option(help="Option of the group cluster; by default that of `use`.")] = None,
     config_dir: ConfigDir = None,
     gpu: Annotated[str | None, typer.Option(help="Kind for the tiny job; by default one with idle nodes.")] = None,
     job: Annotated[bool, typer.Option(help="Run a job of a second that imports perfexp and torch.")] = True,
@@ -34,6 +35,10 @@ def check(
 
     Exit code 0 if every mapped kind has nodes that are up, and the job succeeded, otherwise 1.
     """
+    if cluster is None:
+        stored = dict(word.split("=", 1) for word in default_site.words())
+        cluster = stored.get("cluster", "default")
+        config_dir = config_dir or (Path(stored["--config-dir"]) if "--config-dir" in stored else None)
     site = cluster_of(cluster, config_dir)
     found = site_check.offers(site, options("gpu", config_dir))
     if not found:
@@ -58,3 +63,27 @@ def check(
             echo(f"error: {error}", err=True)
             failed = True
     raise typer.Exit(int(failed))
+
+
+@group.command()
+def use(
+    site: Annotated[str | None, typer.Argument(help="Option of the group cluster; none prints what is set.")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(help="Further KEY=VALUE of each sweep.")] = None,
+    config_dir: ConfigDir = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Sweeps run on this machine again.")] = False,
+) -> None:
+    """Submit each sweep (-m) to a site from now on; keys that are typed replace those set here.
+
+    hydra/launcher=basic runs one sweep on this machine.
+    """
+    if forget:
+        default_site.use([])
+    elif site:
+        cluster_of(site, config_dir)  # raises for one that does not exist
+        for word in settings or ():
+            if "=" not in word or word.startswith("-"):
+                raise UserError(f"{word} is not KEY=VALUE, as in hydra.launcher.wait=false.")
+        folder = [f"--config-dir={config_dir.resolve()}"] if config_dir else []
+        default_site.use([*folder, f"cluster={site}", "hydra/launcher=slurm", *(settings or ())])
+    words = default_site.words()
+    echo(f"Each sweep (-m) begins with: {' '.join(words)}" if words else "Sweeps run on this machine.")

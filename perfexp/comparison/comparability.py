@@ -23,7 +23,9 @@ from perfexp.summaries.wording import METER_ACCURACY
 #: Values of one fact that are shown.
 _SHOWN = 3
 #: Subjects that may differ beside another one.
-_INCIDENTAL = {"commit", "code", "board"}
+_INCIDENTAL = {"commit", "code", "board", "seed"}
+#: Last parts of places that need no name beside that of their fact.
+_PLAIN = {"name", "kind", "commit", "count", "uuid"}
 #: Measures that depend on the host.
 _OF_HOST = ("latency", "throughput", "p95")
 
@@ -144,7 +146,8 @@ FACTS = {
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
     "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
     "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
-    "stopping": _Fact(Role.NEUTRAL, plan=("stopping", "replicate", "percentiles", "probes", "seed")),
+    "seed": _subject("seed"),  # of accuracies and losses
+    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "replicate", "percentiles", "probes")},
 }
 #: Confounders that `--allow` accepts; the last four are those of a point.
 ALLOWABLE = (
@@ -176,7 +179,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         differing.pop("board", None)  # another product is another board, too
     if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
         differing.pop("training", None)  # of which nothing is compared
-    subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}
+    roles = {key: FACTS[key].role for key in differing}
+    if "seed" in roles and not all(any(point.metric("accuracy") for point in one.points) for one in (baseline, other)):
+        roles["seed"] = Role.NEUTRAL  # of times
+    subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
         fact = FACTS[key]
@@ -186,7 +192,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         elif fact.role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
         else:
-            found.append(Difference(key=key, role=fact.role, baseline=before, other=after))
+            found.append(Difference(key=key, role=roles[key], baseline=before, other=after))
     return sorted(found, key=lambda difference: list(Role).index(difference.role))
 
 
@@ -274,7 +280,9 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
     named = [place for place in places if place.endswith(".name")]  # a name stands for the settings behind it
     shown = (named or places)[:_SHOWN]
     leaves = {place.rpartition(".")[2] for place in shown}
-    is_named = len(leaves) > 1 or not (named or shown[0] in (*fact.environment, *fact.plan))  # not `model 0.1`
+    places_of_fact = (*fact.environment, *fact.plan)
+    is_named = len(leaves) > 1 or not (named or shown[0] in places_of_fact)  # not `model 0.1`
+    is_named |= len(places_of_fact) > 1 and not leaves & _PLAIN  # not `libraries 12.8`
     is_named |= any(isinstance({**known, **settings}.get(place), bool) for place in shown)  # what is switched
     return _text(known | settings, shown, is_named), _text(other_known | other_settings, shown, is_named)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from perfexp.records import estimates
+from perfexp.records.cold_starts import first_predictions
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call, summary_of
 from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS, Row, rows, series_of_processes
@@ -17,7 +21,7 @@ from perfexp.statistics.variance import Component
 
 _P95 = 95.0
 #: Measures of one process whose samples have an interval.
-_SAMPLED = ("energy",)
+_SAMPLED = ("energy", "epoch", "runtime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,9 @@ MEASURES = {
     "latency": Measure(unit="seconds"),
     "p95": Measure(unit="seconds"),
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
+    "epoch": Measure(unit="seconds"),
+    "runtime": Measure(unit="seconds"),
+    "ttfp": Measure(unit="seconds"),
     "memory": Measure(unit="bytes", better="LESS", worse="MORE", metric="memory/peak_bytes"),
     "energy": Measure(unit="joules", better="LESS", worse="MORE", metric="energy/per_image_joules"),
     "accuracy": Measure(
@@ -74,6 +81,8 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
             is_known = len(history.uids) == len(history.runs)
             uids = (*(history.uids if is_known else [""] * len(history.runs)), record.uid)
             found[key] |= {of: replace(one, uids=uids) for of, one in times.items()}
+    for key, of in _of_runs(record, points).items():
+        found.get(key, {}).update(of)
     usable = {
         key: {name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact}
         for key, of in found.items()
@@ -99,6 +108,33 @@ def _metrics(points: list[Point]) -> dict[str, Repeats]:
             sampled, is_computed = _repeats(figures, []), any(one.estimated for one in metrics)
             found[name] = sampled if name in _SAMPLED else replace(sampled, within=0.0, is_estimate=is_computed)
     return found
+
+
+def _of_runs(record: Record, points: Mapping[Key, list[Point]]) -> dict[Key, dict[str, Repeats]]:
+    """The time to first prediction of a size, and the times of whole epochs of the first process that has any.
+
+    `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints.
+    """
+    found: dict[Key, dict[str, Repeats]] = {}
+    for first in first_predictions(record):
+        key = without_replicate(msgspec.structs.replace(first.key, phase="inference"))
+        found[key] = {"ttfp": Repeats(values=first.totals, within=None, is_estimate=len(first.totals) == 1)}
+    for key, of in points.items():
+        if epochs := next((point.epochs for point in of if point.epochs), []):
+            passes = [epoch.seconds for epoch in epochs]
+            whole = [epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs]
+            found.setdefault(key, {}).update(
+                epoch=_of_epochs(passes, statistics.fmean(passes)), runtime=_of_epochs(whole, sum(whole))
+            )
+    return found
+
+
+def _of_epochs(seconds: list[float], value: float) -> Repeats:
+    """A figure in proportion to the mean of the epochs, with the variance that they show."""
+    within = None
+    if len(seconds) > 1:
+        within = statistics.variance(seconds) / len(seconds) / statistics.fmean(seconds) ** 2
+    return Repeats(values=(value,), within=within, is_estimate=within is None)
 
 
 def _times(

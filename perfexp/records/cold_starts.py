@@ -20,14 +20,23 @@ class FirstPrediction:
     Attributes:
         parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
             `weights`, `inputs`, `first_call`, and `second_call` after it.
-        total: wall time from the start of a process to its first prediction, waits for the device left out, in
-            seconds; with an interval for several processes.
+        totals: wall time from the start of each process to its first prediction, waits for the device left out, in
+            seconds.
     """
 
     key: Key
     parts: dict[str, float]
-    total: estimators.Interval
-    processes: int
+    totals: tuple[float, ...]
+
+    @property
+    def total(self) -> estimators.Interval:
+        """Their mean, with an interval for several processes."""
+        return variance.geometric_mean(self.totals)
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return len(self.totals)
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:
@@ -45,7 +54,6 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             )
             for name in names
         }
-        totals = [sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points]
-        total = variance.geometric_mean(totals)
-        found.append(FirstPrediction(key=points[0].key, parts=parts, total=total, processes=len(points)))
+        totals = (sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points)
+        found.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
     return found
