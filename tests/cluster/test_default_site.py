@@ -39,7 +39,7 @@ def test_a_site_is_used_by_each_sweep_until_it_is_forgotten(tmp_path, monkeypatc
     (sites / "dsai.yaml").write_text(
         "defaults: [/schema/cluster@_here_, _self_]\nname: dsai\ngpus: {cpu: {gres: ''}}\n"
     )
-    sweep = ("-m", "model=fake", "gpu=fake", "batch_size=1,2", "tracking=none", "output_dir=s")
+    sweep = ("-m", "model=fake", "gpu=fake", "batch_size=1,2", "tracking=none")
     assert main(["cluster", "use", "dsai", "hydra.launcher.wait=false", "--config-dir", "mysite"]) == 0
     assert config.read_text().splitlines()[:2] == [f"--config-dir={tmp_path}/mysite", "cluster=dsai"]
     assert main(sweep) == 2  # as for a typed cluster=dsai
