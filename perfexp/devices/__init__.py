@@ -88,6 +88,10 @@ class Device(Protocol):
         """Wait until everything in the queue is done."""
         return
 
+    def completing(self, call: Callable[[], object]) -> Callable[[], object]:
+        """On a device that is not asynchronous: the call, which returns when its work is done."""
+        return call
+
     def new_event(self) -> Event:
         """An event that has been recorded once, so that no lazy initialization remains."""
 

@@ -1,17 +1,76 @@
-"""Apple's GPU through torch: detected, but not yet supported."""
+"""Apple's GPU through torch, whose times are those of the host's clock around calls that each synchronize."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import gc
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from perfexp.devices.cpu import processor_name
-from perfexp.errors import DeviceMismatch, UserError
+from perfexp.devices import Event
+from perfexp.devices.cpu import CpuDevice, processor_name
+from perfexp.errors import DeviceMismatch
+from perfexp.meters import Found, none_because
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
 
-def open_device(**_: Any) -> NoReturn:
-    """Detect Apple's GPU; raises `DeviceMismatch` without one, and otherwise `UserError`: it is not supported yet."""
+class MpsDevice(CpuDevice):
+    """The GPU of the host's Apple chip. Marks in its queue wait for it, so that the host's clock shows their times."""
+
+    kind = "mps"
+    identifier: str | None = "mps"
+    lock_name: str | None = "mps"
+
+    def __init__(self) -> None:
+        super().__init__(name=f"{processor_name()} GPU")
+        self._evicting: torch.Tensor | None = None
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def completing(self, call: Callable[[], object]) -> Callable[[], object]:
+        def completed() -> None:
+            call()
+            torch.mps.synchronize()
+
+        return completed
+
+    def record(self, event: Event) -> None:
+        self.synchronize()
+        super().record(event)
+
+    def flush_cache(self) -> None:
+        if self._evicting is None:
+            self._evicting = torch.ones(2 * self.cache_bytes // 4, device=self.identifier)
+        self._evicting += 1.0
+
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
+        """Free unused memory. Torch keeps no peak: `memory` is what its allocator has taken from the driver since."""
+        if give_back:
+            self._evicting = None
+            gc.collect()
+        self.synchronize()
+        torch.mps.empty_cache()
+
+    def memory(self) -> list[Metric]:
+        own = self._evicting.nbytes if self._evicting is not None else 0
+        return [Metric(name="memory/peak_bytes", value=torch.mps.driver_allocated_memory() - own, unit="bytes")]
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return "MPS backend out of memory" in str(error) or super().is_out_of_memory(error)
+
+    def meters(self) -> Found:
+        return none_because("Apple's GPU has none that perfexp reads")
+
+    def doubts(self) -> list[Diagnostic]:
+        return [diagnostics.make("device_untested", device=self.name)]
+
+
+def open_device(**_: Any) -> MpsDevice:
+    """Open Apple's GPU; raises `DeviceMismatch` without one."""
     if not torch.backends.mps.is_available():
         raise DeviceMismatch(f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto.")
-    raise UserError("gpu=mps: Apple's GPU is here, but this version of perfexp measures only the CPU. Choose gpu=cpu.")
+    return MpsDevice()

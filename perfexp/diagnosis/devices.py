@@ -34,7 +34,7 @@ class Chosen:
     @property
     def lock_name(self) -> str | None:
         """Name of its lock; None without a lock."""
-        return str(self.device["uuid"]) if self.device else "cpu" if self.kind == "cpu" else None
+        return str(self.device["uuid"]) if self.device else self.kind if self.kind in ("cpu", "mps") else None
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
@@ -64,7 +64,7 @@ def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Fi
         yield _cuda(facts, device)
     yield from _unusable(facts)
     if part(facts, "mps").get("available"):
-        yield untested("Apple's GPU", "found; this version of perfexp does not measure it", "gpu=cpu measures the CPU")
+        yield untested("Apple's GPU", "found; perfexp has not been tried on one", "gpu=mps measures it")
     cpu = facts["machine"]["cpu"]
     memory = units.format_bytes(facts["machine"]["memory_bytes"])
     yield ok("CPU", f"{cpu['name']}, {cpu['cores'] or 'unknown'} cores ({cpu['logical_cores']} logical), {memory}")
@@ -97,7 +97,7 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
         remedy = remedy if _are_known(facts) else "fix the failures above, then repeat the command"
         return fail(check, chosen.name, remedy)
     if chosen.kind == "mps":
-        return fail(check, "Apple's GPU is here, but this version of perfexp does not measure it", "gpu=cpu")
+        return untested(check, "Apple's GPU: perfexp has not been tried on one")
     if chosen.kind == "fake":
         return warn(check, "a scripted device: every time is simulated", "gpu=auto")
     if chosen.kind == "cpu" and choice.name == "auto" and choice.index:

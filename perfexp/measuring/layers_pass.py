@@ -65,6 +65,9 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if not hasattr(session, "module"):
         _add_reason(point, "the model is scripted: it has no layers")
         return
+    if procedure.device.kind == "mps":
+        _add_reason(point, "the layers of Apple's GPU have no times: the host only enqueues their work")
+        return
     unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
     has_device_time = timed is not None and device_series(timed) is not None
     data_left_out = timed is not None and any(item.code == "data_left_out" for item in timed.doubts)

@@ -98,6 +98,9 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
     """The requested precision if the device has it, otherwise fp32 and a diagnostic."""
     if (wanted.autocast or wanted.storage) == "float32" and not wanted.tf32:
         return wanted, []
+    if wanted.autocast and device.kind == "mps":
+        reason = f"autocast is not used on {device.name}"
+        return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)]
     # gradients on the host would start autograd's threads of all devices, after which no forked process computes any
     why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
     missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)

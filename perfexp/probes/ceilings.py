@@ -17,8 +17,8 @@ from perfexp.probes import queue, timing
 from perfexp.records.number_formats import Formats
 
 #: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
-_SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
-_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
+_SIDES = {"cuda": (4096, 8192), "mps": (1024, 2048, 4096), "cpu": (512, 1024, 2048)}
+_COPIED_BYTES = {"cuda": 2**30, "mps": 2**28, "cpu": 2**28}
 #: Name of the rate of copies.
 _COPY = "bytes_per_second"
 #: Data types by number format.

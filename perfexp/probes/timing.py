@@ -133,9 +133,9 @@ class HostChain:
 
     def __call__(self, samples: int) -> Samples:
         """Take a number of samples, seconds per call."""
-        call, now = self.call, self.device.now_ns
+        call, now = self.device.completing(self.call), self.device.now_ns
         if self.flush is not None:
-            return self._flushed(samples, self.flush)
+            return self._flushed(samples, call, self.flush)
         stamps = [0] * (samples + 1)
         stamps[0] = now()
         for index in range(1, samples + 1):
@@ -144,8 +144,8 @@ class HostChain:
         nanoseconds = np.asarray(stamps, dtype=np.int64)
         return (nanoseconds[1:] - nanoseconds[:-1]).astype(np.float64) * 1e-9
 
-    def _flushed(self, samples: int, flush: Call) -> Samples:
-        call, now = self.call, self.device.now_ns
+    def _flushed(self, samples: int, call: Call, flush: Call) -> Samples:
+        now = self.device.now_ns
         seconds = np.empty(samples)
         for index in range(samples):
             flush()

@@ -302,6 +302,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "{meter} has no energy counter: the energy is the integral of its power, without a check",
         "read it as an estimate; NVIDIA boards since Volta have a counter",
     ),
+    "device_untested": _warning(
+        "perfexp was not tried on this kind of device ({device}): each call waits for it, and has no device time",
+        "compare a figure with one of another tool",
+    ),
     "meter_untested": _note(
         "{meter}: this kind of meter follows its documentation and has not been tried on hardware",
         "compare it with another meter, and report the result",
