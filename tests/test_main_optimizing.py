@@ -17,7 +17,7 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed
 
 
 class Search(Sweeper):
-    """Does what hydra-optuna-sweeper does with the runs that it starts; tells `figures` what they returned."""
+    """Starts runs as hydra-optuna-sweeper does, and adds what they return to `figures`."""
 
     figures: list[object]
 

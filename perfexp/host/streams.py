@@ -48,7 +48,7 @@ class _Tolerant(io.RawIOBase):
                 select.select([], [self._number], [])
             except OSError as refused:
                 self._is_closed, error = True, refused
-                self._is_reported = refused.errno == errno.EPIPE  # `perfexp … | head` is no mistake
+                self._is_reported = refused.errno == errno.EPIPE  # the reader has enough, as `head` does
         if self._name and not self._is_reported:
             self._is_reported = True
             print(f"warning: {self._name} is closed ({error.strerror}); the rest of it is dropped", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -79,13 +79,17 @@ def add_work_metrics(
         if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
             reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
             point.status, point.error = Status.FAILED, reason
-    point.doubts += _worth_of_tf32(work, formats, peaks or {})
+    point.doubts += [*_worth_of_tf32(work, formats, peaks or {}), *_doubts(work)]
+
+
+def _doubts(work: Work) -> Iterator[Diagnostic]:
+    """What is uncertain about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
-        point.doubts.append(diagnostics.make("no_work"))
+        yield diagnostics.make("no_work")
     if work.is_random:
-        point.doubts.append(diagnostics.make("work_random"))
+        yield diagnostics.make("work_random")
     if work.uncounted:
-        point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
+        yield diagnostics.make("work_uncounted", ops=", ".join(work.uncounted))
 
 
 def _rate(point: Point, work: Work) -> Metric:

@@ -85,7 +85,18 @@ def leave_device_unselected(index: int) -> None:
         except RuntimeError:  # a depthwise one depends on the device; the layout of its outputs does not
             return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
 
-    attend = torch.nn.functional.scaled_dot_product_attention
+    handlers[question] = meta_once
+    torch.nn.functional.scaled_dot_product_attention = _attention(torch.nn.functional.scaled_dot_product_attention)
+    for name in _SELECTING_METHODS:
+        setattr(torch.Tensor, name, unselected(getattr(torch.Tensor, name)))
+    torch.Tensor.to = to_numbered(torch.Tensor.to)  # type: ignore[method-assign]
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor.to("cuda")  # type: ignore[method-assign]
+    torch.tensor = made_on_host(torch.tensor)
+    torch._C._select_conv_backend = backend
+
+
+def _attention(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention whose stand-ins take the operator that a GPU's tensors of four dimensions do."""
 
     @wraps(attend)
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **settings: Any) -> Any:
@@ -103,11 +114,4 @@ def leave_device_unselected(index: int) -> None:
         operator = torch.ops.aten._scaled_dot_product_efficient_attention.default
         return operator(*given, attn_mask, keeps, **settings)[0]
 
-    handlers[question] = meta_once
-    torch.nn.functional.scaled_dot_product_attention = attention
-    for name in _SELECTING_METHODS:
-        setattr(torch.Tensor, name, unselected(getattr(torch.Tensor, name)))
-    torch.Tensor.to = to_numbered(torch.Tensor.to)  # type: ignore[method-assign]
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor.to("cuda")  # type: ignore[method-assign]
-    torch.tensor = made_on_host(torch.tensor)
-    torch._C._select_conv_backend = backend
+    return attention
