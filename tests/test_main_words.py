@@ -284,6 +284,13 @@ def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
     assert len(printed.splitlines()) == 1
 
 
+def test_a_file_of_configuration_in_another_encoding_is_told(run, tmp_path):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\n", encoding="utf-16")
+    code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
+    assert (code, printed) == (2, "error: A configuration file in --config-dir is not UTF-8 text: save it as UTF-8.\n")
+
+
 def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")

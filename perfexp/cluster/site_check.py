@@ -69,15 +69,29 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Whether a node fits the partition (`a,b`), the features and the GRES; of alternatives (`a|b`) one suffices."""
+    """Whether a node fits the partition (`a,b`), the features and the GRES."""
     gres, constraint = options.get("gres", "").split(":")[:-1], options.get("constraint", "")
-    features = re.findall(r"[\w.-]+", re.sub(r"\*\d+", "", constraint))
-    has_features = (any if "|" in constraint else all)(feature in node.features for feature in features)
+    words = re.findall(r"[\w.-]+|[&|()\[\]]", re.sub(r"\*\d+", "", constraint).replace(",", "&"))
     return (
         node.partition in options.get("partition", node.partition).split(",")
-        and (has_features or not features)
+        and (not words or _has(node, words))
         and (not gres or any(entry[: len(gres)] == gres for entry in _gres(node)))  # types must be equal
     )
+
+
+def _has(node: Node, words: list[str]) -> bool:
+    """Whether a node has features such as `(v100|a100)&ib`, of which SLURM reads operators from left to right.
+
+    Takes the words up to the closing bracket.
+    """
+    result, operator = True, "&"
+    while words and (word := words.pop(0)) not in (")", "]"):
+        if word in ("&", "|"):
+            operator = word
+            continue
+        has = _has(node, words) if word in ("(", "[") else word in node.features
+        result = result and has if operator == "&" else result or has
+    return result
 
 
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:

@@ -123,7 +123,7 @@ class ByOutput(Kind):
             scores = main_output(outputs)
         except UserError:  # the module has a loss of its own, or does not train
             return
-        if self._loss is None and scores.ndim in (2, 4):
+        if scores.ndim in (2, 4):
             self._labels[tuple(inputs.shape)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:

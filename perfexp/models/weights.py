@@ -148,7 +148,9 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
     usual = [path for path in found if path[-1:] and path[-1] in _NESTED]
     first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
     if not first:
-        raise UserError(f"{file} holds no tensors by name. Save a state dict: torch.save(model.state_dict(), FILE).")
+        raise UserError(
+            f"{file} holds no floating-point tensors by name. Save a state dict: torch.save(model.state_dict(), FILE)."
+        )
     if len(first) > 1:
         names = _first([".".join(path) for path in first])
         raise UserError(f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, FILE).")
@@ -173,6 +175,8 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     """
     tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise UserError(f"{file} holds shapes without numbers (meta tensors). Save the weights of a model on a device.")
     module.load_state_dict({**module.state_dict(), **tensors})
 
 

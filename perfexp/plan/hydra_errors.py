@@ -46,7 +46,7 @@ OF_TORCH = {
     "highest": ("fp32",),
 }
 #: Errors in the user's command line or configuration files.
-FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 
 
 def user_error(error: BaseException) -> UserError:
@@ -55,6 +55,8 @@ def user_error(error: BaseException) -> UserError:
     for link in chain:
         if isinstance(link, yaml.YAMLError):
             return UserError(f"A configuration file is not YAML: {_place_in_file(link)}.")
+        if isinstance(link, UnicodeDecodeError):
+            return UserError("A configuration file in --config-dir is not UTF-8 text: save it as UTF-8.")
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:

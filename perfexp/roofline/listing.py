@@ -167,7 +167,8 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
 
 def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], otherwise: str) -> list[str]:
     """Add the launches of a table, and return its values below zero with their places."""
-    mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=otherwise)
+    usual = decimal_mark((cell.text for cell in cells if "__" in cell.name), otherwise=otherwise) or otherwise
+    mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=usual)
     if mark is None:
         raise UserError(
             f"{listing.source} writes some numbers with a decimal comma and others with a decimal point, so none can "

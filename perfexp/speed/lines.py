@@ -29,10 +29,10 @@ _LONGEST_LINE = 10_000
 _NUMBER = r"[-+]?(?:\d{1,30}(?:[.,]\d{1,30})?(?:e[-+]?\d{1,4})?|nan\b|inf\b)"
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _POSITION = re.compile(
-    r"\b(?:Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
+    r"\b(?P<unit>Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
-TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
+TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 #: Metrics of a validation: mIoU, aAcc, mDice, bbox_mAP, ….
 _METRIC = re.compile(r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d")
@@ -40,6 +40,8 @@ _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
 #: Beginning of a line of a logger: date and time, in brackets or not.
 DATED = re.compile(r"\[?(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
+#: Lines of other programs about epochs or steps.
+FOREIGN = re.compile(r"\bEpoch:? \[\d+/\d+\]")
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 #: Lines that only mmengine, mmcv and packages on them write: loggers of other programs have the same form.
 OWN = re.compile(
@@ -144,6 +146,8 @@ def of_json(line: str) -> Parsed | None:
 def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | None:
     if iteration is None:
         return None
+    if values.get("mode") is None and "time" in values and "data_time" not in values:
+        return None  # of another program, whose time may be that since its start
     seconds = _real(values.get("time", values.get("train/time")))
     losses = [_real(value) for name, value in values.items() if "loss" in name.lower()]
     return Step(
@@ -156,6 +160,8 @@ def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | No
 
 def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed | None:
     mode = position["mode"]
+    if mode is None and position["unit"] == "Epoch" and not position["epoch"]:
+        return None  # `Epoch [1/50]` of other programs, whose time is that of an epoch
     if mode == "test":
         return Mark.TEST
     if mode not in (None, "train"):

@@ -14,7 +14,20 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.speed.facts import Facts, Head
-from perfexp.speed.lines import DATED, EXCEPTION, OWN, TIME, Failure, Mark, Parsed, Step, of_json, of_text, plain
+from perfexp.speed.lines import (
+    DATED,
+    EXCEPTION,
+    FOREIGN,
+    OWN,
+    TIME,
+    Failure,
+    Mark,
+    Parsed,
+    Step,
+    of_json,
+    of_text,
+    plain,
+)
 
 #: Length to which lines and configurations are cut: a file without line ends is not a log.
 _LONGEST = 1_000_000
@@ -125,7 +138,7 @@ class Log:
             if ignored:
                 return
             self.is_own |= bool(OWN.match(text))
-            self._is_dated |= bool(DATED.match(text))
+            self._is_dated |= bool(DATED.match(text) or FOREIGN.search(text))
             self.unreadable += parsed is None and bool(text) and not self.run.failures
             self._take_head(text, parsed)
             self.run.times_apart += parsed is None and bool(TIME.search(text))

@@ -203,6 +203,25 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
     assert [offer.kind for offer in site_check.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
 
 
+@pytest.mark.parametrize(
+    ("constraint", "nodes"),
+    [
+        ("v100&ib", 0),
+        ("(v100|a100)&ib", 1),
+        ("ib&(v100|a100)", 1),
+        ("v100|a100&ib", 1),  # from left to right
+        ("[v100|a100]", 2),
+        ("((ib&x)|v100)", 2),
+        ("a100*2&ib*2", 1),
+    ],
+)
+def test_a_constraint_is_read_as_slurm_reads_it(constraint, nodes, monkeypatch):
+    listed = "a|gpu|idle|v100|gpu:2\nb|gpu|idle|a100,ib|gpu:2\nc|gpu|idle|x,ib|gpu:2\n"
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
+    [offer] = site_check.offers(Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), [])
+    assert offer.nodes == nodes
+
+
 def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, capsys):
     listed = (
         "a|gpu|idle|(null)|gpu:a100-sxm4-80gb:8(S:0-1)\nb|gpu|idle|(null)|gpu:a100.mig-1g.5gb:14(S:0,2),shard:8\n"

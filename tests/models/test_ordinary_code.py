@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfexp import api
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
 from perfexp.host import forked
@@ -661,3 +662,21 @@ def test_a_copy_takes_nothing_from_processes_of_the_model():
         count(module, inputs)
     rest = [module(inputs) - Small.forward(module, inputs) for _ in range(6)]
     assert [round(float(one.detach()[0, 0])) for one in [*first, *rest]] == list(range(8))
+
+
+def test_a_loss_of_the_modules_own_gets_targets_of_the_outputs_shape(tmp_path):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 10)
+
+        def forward(self, images):
+            return self.linear(images.mean((2, 3)))
+
+        def loss(self, outputs, targets):
+            return torch.nn.functional.cross_entropy(outputs, targets)
+
+    record = api.measure(
+        Own(), mode="train", input_size=8, batch_size=4, stopping="fixed", tracking="none", output_dir=tmp_path / "x"
+    )
+    assert [point.status.value for point in record.points if point.key.is_timed] == ["ok"]

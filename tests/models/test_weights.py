@@ -141,3 +141,10 @@ def test_a_file_with_objects_is_refused_with_their_class_and_a_remedy(
     with pytest.raises(UserError, match=message) as caught:
         load_weights(module(), tmp_path / "file.pth")
     assert "Weights only load failed" not in str(caught.value)
+
+
+def test_weights_without_numbers_are_refused(tmp_path: Path) -> None:
+    stand_ins = {name: value.to("meta") for name, value in state_dict().items()}
+    with pytest.raises(UserError, match="shapes without numbers") as told:
+        loaded(stand_ins, tmp_path / "meta.pt")
+    assert len(str(told.value)) < 300

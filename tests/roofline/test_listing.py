@@ -282,3 +282,15 @@ def test_ranges_are_told_by_their_names(column: str, cell: str, names: tuple[str
     """Without the thread or the number before the domain, and without payload, colour and message behind the name."""
     kind = "Push/Pop_Range" if "Push" in column else "Start/Stop_Range"
     assert listing._ranges({column: cell}, kind) == names
+
+
+def test_other_metrics_tell_the_decimal_mark_where_the_needed_ones_do_not(tmp_path: Path) -> None:
+    text = (
+        '"ID","Kernel Name","launch__waves_per_multiprocessor","dram__bytes.sum","gpu__time_duration.sum","FADD",'
+        '"FMUL","FFMA"\n"","","","byte","nsecond","inst","inst","inst"\n"0","add","1,19","3.145","4.512","262.144","0","0"\n'
+    )
+    for name, metric in (("FADD", FADD), ("FMUL", FMUL), ("FFMA", FFMA)):
+        text = text.replace(f'"{name}"', f'"{metric}"')
+    (tmp_path / "german.csv").write_text(text)
+    [launch] = listing.read(tmp_path / "german.csv", lambda name: name in (TIME, BYTES, FADD)).launches
+    assert launch.metrics == {TIME: pytest.approx(4512e-9), BYTES: 3145, FADD: 262144}

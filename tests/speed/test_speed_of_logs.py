@@ -338,9 +338,14 @@ _NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
         ("[05/01 10:00:00 d2.utils.events]: eta: 0:01\nKilled\n", "no line has the time of a step"),
         ('{"config": {"lr": 0.1}}\n{"epoch": 1, "loss": 0.5}\n', "no line has the time of a step"),
         ('{"step": 5, "eval_loss": 0.5}\n', "only tests, validations or checkpoints"),
-        ("Epoch [1/5], Step [100/600], Loss: 0.5\n", "no line about its steps has a usable time"),
-        ("Epoch [1/5], Step [100/600], Loss: nan\n", "no line about its steps has a usable time"),
-        ("Epoch [1/5], Step [100/600], Loss: 0.5\nKilled\n", "no line about its steps has a usable time"),
+        ("Epoch [1/5], Step [100/600], Loss: 0.5\n", "no line has the time of a step"),
+        ("Epoch [1/5], Step [100/600], Loss: nan\n", "no line has the time of a step"),
+        ("Epoch [1/5], Step [100/600], Loss: 0.5\nKilled\n", "no line has the time of a step"),
+        ("Epoch [1/50], Time: 35.21s, Train Loss G: 0.5\n" * 9, "no line has the time of a step"),
+        ("Epoch [1/5], Step [1000/6000], Loss: 0.5, Time: 62.1\n" * 9, "no line has the time of a step"),
+        ("Epoch [1/5], Iter [100/600] Loss: 0.5, Time: 10.0\n" * 9, "no line has the time of a step"),
+        ("Iter [100/600]  loss: 0.5, time: 10.0 mins\n" * 9, "no line about its steps has a usable time"),
+        ('{"step": 5, "train_loss": 0.5, "lr": 0.1, "time": 9.5}\n' * 9, "no line has the time of a step"),
         ('{"epoch": 1, "iter": 5, "loss": NaN}\n', "no line about its steps has a usable time"),
         (
             "2024/05/01 10:00:01 - mmengine - INFO - Epoch(val) [1][50/500]  eta: 0:01  time: 0.2\n",
@@ -575,7 +580,7 @@ def test_json_of_mmengine_before_0_7_4_counts_steps_and_has_no_iter(log):
     """The key `iter` came with mmengine 0.7.4; validations have no learning rate."""
     lines = []
     for step, seconds in enumerate([2.0, 0.9, 0.4, *[0.249, 0.251] * 10], start=1):
-        training = {"lr": 0.01, "loss": 1.28, "time": seconds, "epoch": 1, "memory": 2615, "step": 100 * step}
+        training = {"lr": 0.01, "data_time": 0.01, "loss": 1.28, "time": seconds, "epoch": 1, "step": 100 * step}
         lines.append(json.dumps(training))
         if step % 5 == 0:
             lines.append(json.dumps({"mIoU": 0.5, "data_time": 0.1, "time": 9.0, "step": 100 * step}))
