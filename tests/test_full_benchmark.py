@@ -42,6 +42,7 @@ def test_each_phase_has_its_own_batch_sizes():
         ("inference", 8, 0),
     ]
     assert keys(typed("mode.inference.batch_size=null", "batch_size=4"))[1:] == [("inference", 4, 0)]
+    assert keys(typed("model=ocrnet"))[:2] == [("train", 2, 0), ("inference", 1, 0)]
     assert typed("model=resnet18").first_prediction_keys()[0].batch_size == 1
 
 

@@ -255,6 +255,7 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
     OmegaConf.register_new_resolver("perfexp_speed_dir", placing.default_folder, replace=True)
+    OmegaConf.register_new_resolver("perfexp_training_batch", model_settings.training_batch, replace=True)
 
 
 def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
@@ -278,9 +279,6 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
         plain["timeout_seconds"] = None
-    for phase, node in plain["mode"].items():
-        if isinstance(node, dict) and "_target_" not in node:  # set by an experiment for a phase that is not measured
-            plain["mode"][phase] = None
     model_settings.settle(plain)
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
