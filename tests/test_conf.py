@@ -272,13 +272,44 @@ def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(tm
 
 
 def test_the_experiment_with_every_model_has_every_model():
-    """Those of conf/, but for the script and the three that take a name or a file."""
+    """Those of conf/, but for the script, an alias, and the three that take a name or a file."""
     text = (installation.conf_dir() / "experiment" / "all.yaml").read_text()
     params = yaml.safe_load(text)["hydra"]["sweeper"]["params"]
     chosen = {job[0].removeprefix("model=") for job in jobs_of(["experiment=all"], params)}
     known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
-    assert known - chosen == {"fake", "mmseg", "timm", "torchvision"}
+    assert known - chosen == {"fake", "mmseg", "ocrnet_hrnetw48", "timm", "torchvision"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen
+    nodes = [{**config.typed(plan(f"model={name}")).model, "name": None} for name in sorted(chosen)]
+    own = [node for node in nodes if node["_target_"] != "perfexp.models.torchvision.Torchvision"]
+    assert all(node not in own[:number] for number, node in enumerate(own)), "an alias"
+
+
+def test_a_number_is_the_frames_of_a_skeleton_and_pixels_of_other_models():
+    def sizes(*overrides):
+        return config.typed(plan("model=clip_gesture", *overrides)).input_size
+
+    assert sizes() == [(20, 75)]
+    assert sizes("input_size=64") == [(64, 75)]
+    assert sizes("input_size=[10,'20x75']", "model.joints=20") == [(10, 60), (20, 75)]
+    assert sizes("model.backbone=image", "input_size=224") == [(224, 224)]
+    assert config.typed(plan("model=resnet18", "input_size=64")).input_size == [(64, 64)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "optimizer"),
+    [
+        (["mode=train"], "own"),
+        (["mode=inference"], "own"),
+        (["mode=train", "mode.train.optimizer.lr=0.1"], "own"),
+        (["mode=train", "epochs=2", "data=synthetic_epoch", "mode.train.patience=3"], "own"),
+        (["mode=train", "epochs=2", "data=synthetic_epoch", "mode.train.checkpoints=true"], "mode"),
+        (["mode=train", "mode.train.clip_grad_norm=1"], "mode"),
+        (["experiment=full_benchmark"], "mode"),
+        (["experiment=full_benchmark", "model.optimizer=own"], "own"),
+    ],
+)
+def test_a_segmentation_model_trains_by_the_mode_where_its_own_settings_do_not_reach(overrides, optimizer):
+    assert plan("model=fastscnn", *overrides)["model"]["optimizer"] == optimizer
 
 
 def test_the_recipe_for_cifar_10_takes_another_model():

@@ -42,6 +42,7 @@ def test_each_phase_has_its_own_batch_sizes():
         ("inference", 8, 0),
     ]
     assert keys(typed("mode.inference.batch_size=null", "batch_size=4"))[1:] == [("inference", 4, 0)]
+    assert keys(typed("model=ocrnet"))[:2] == [("train", 2, 0), ("inference", 1, 0)]
     assert typed("model=resnet18").first_prediction_keys()[0].batch_size == 1
 
 
@@ -69,6 +70,7 @@ def test_a_phase_that_is_not_measured_needs_no_settings():
         (["mode=inference", "epochs=null"], "mode.inference.trained=true needs the weights of a training"),
         (["mode.train.checkpoints=false"], "mode.inference.trained=true needs the weights"),
         (["mode.train.batch_size=[8,16]"], "is for one training, and this plan has 2"),
+        (["model=fastscnn", "model.optimizer=own"], "schedule=cosine: model.optimizer=own trains by the model's own"),
         (["mode.inference.batch_size=0"], "batch_size=0 is not a batch size"),
     ],
 )
@@ -147,6 +149,33 @@ def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
     [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "files_left_out"]
     assert "1 file of the data can't be used" in warning.message
     assert line in (benchmark.root / "x/run.log").read_text()
+
+
+@pytest.mark.slow
+def test_segmentation_models_have_the_full_benchmark_too(finished):
+    pytest.importorskip("mmseg")
+    size = ("mode.train.batch_size=2", "mode.inference.batch_size=[1]", "input_size=64x128", "data.num_samples=4")
+    ended = finished("experiment=full_benchmark", "model=fastscnn", "output_dir=x", *SMALL, *size)
+    assert ended.code == 0, ended.printed
+    record = Record.load(ended.root / "x")
+    assert {point.status for point in record.points} == {Status.OK}
+    [file] = (ended.root / "x").glob("benchmark_cpu_*.json")
+    [training] = json.loads(file.read_bytes())["training"]
+    assert len(training["epoch_seconds"]) == 2
+    assert (ended.root / "x/checkpoints/fastscnn_synthetic_epoch_final_weights.pt").is_file()
+
+
+def test_a_training_that_fails_is_one_line_and_leaves_no_figures(finished):
+    """Skeletons of another width: the training is refused, and no inference is tried without its weights."""
+    ended = finished("experiment=full_benchmark", "model=clip_gesture", "input_size=5x9", "output_dir=x", *SMALL)
+    assert ended.code == 1
+    reason = "a frame has 75 columns, set input_size=FRAMESx75"
+    summary = ended.printed.partition("not measured")[2]
+    assert (summary.count(reason), summary.count("the training failed")) == (1, 0)
+    points = [point for point in Record.load(ended.root / "x").points if point.key.phase == "inference"]
+    assert len(points) == 2
+    assert {point.error for point in points} == {"not tried: the training failed"}
+    assert not list((ended.root / "x").glob("benchmark_*"))
 
 
 def amd(record):

@@ -30,8 +30,8 @@ _SET_BY = {
     "stopping.measure": "ITERATIONS",
     "data.workers": "WORKERS",
 }
-#: Defaults, which KEY=VALUE overrides.
-_DEFAULTS = {"input_size": "512x1024", "speed_dir": "."}
+#: Default, which KEY=VALUE overrides.
+_INPUT_SIZE = "512x1024"
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, not an option
@@ -50,8 +50,9 @@ def benchmark(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the working directory (or speed_dir=DIR).
+    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the current folder, or speed_dir=DIR.
 
+    In a container that mounts outputs, the file goes there.
     The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
     training failed.
     """
@@ -110,7 +111,8 @@ def settle(
     """The command line of the run, and its plan; raises UserError if a run or its run mode is impossible."""
     given = given_keys(overrides, _SET_BY)
     wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
-    wanted |= {"stopping": "fixed", "stopping.measure": iterations, **_DEFAULTS}
+    wanted |= {"stopping": "fixed", "stopping.measure": iterations, "input_size": _INPUT_SIZE}
+    wanted["speed_dir"] = placing.default_folder()
     arguments = [f"--config-dir={config_dir}"] if config_dir else []
     arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
     arguments += [*overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep

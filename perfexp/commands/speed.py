@@ -39,7 +39,9 @@ def speed(
     precision: Annotated[
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Output folder; by default this one, or outputs in a container.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all GPUs.
@@ -53,6 +55,7 @@ def speed(
         raise UserError("--model is empty.")
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
+    out = Path(placing.default_folder()) if out is None else out
     placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0

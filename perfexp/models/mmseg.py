@@ -34,7 +34,8 @@ class Mmseg:
         config: name of one of mmsegmentation's own configurations, or path of a file.
         output: output of an inference: `raw`, the scores of the decode head (mmsegmentation's mode `tensor`), or
             `predict`, resized to the image and reduced to classes, as its users get them.
-        optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode.
+        optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode. A plan replaces
+            None by `mode` if `mode.train` has a schedule, checkpoints or other settings that `own` does not take.
         options: further settings of the configuration, by dotted keys.
     """
 
@@ -47,12 +48,12 @@ class Mmseg:
         weights_dir: str | None = None,
         num_classes: int | None = None,
         output: str = "raw",
-        optimizer: str = "own",
+        optimizer: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
         if output not in ("raw", "predict"):
             raise UserError(f"model.output={output}: raw or predict.")
-        if optimizer not in ("own", "mode"):
+        if optimizer not in (None, "own", "mode"):
             raise UserError(f"model.optimizer={optimizer}: own or mode.")
         self.name = name
         self._config, self._options = config, dict(options or {})
@@ -83,7 +84,7 @@ class Mmseg:
             module,
             config=config,
             output=self._output,
-            own_optimizer=self._optimizer == "own",
+            own_optimizer=self._optimizer != "mode",
             kind=Segmentation(classes),
             name=self.name,
             device=device,

@@ -103,6 +103,13 @@ class Train:
         return [f"mode.train.{key}={value}" for key, value in settings.items() if value]
 
     @property
+    def of_trainer(self) -> list[str]:
+        """The settings that a session without a trainer does not take, as `key=value`."""
+        others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
+        own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
+        return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
+
+    @property
     def is_scheduled(self) -> bool:
         """Whether the learning rate changes."""
         return self.schedule is not Schedule.constant or self.warmup_steps + self.warmup_epochs > 0
@@ -125,10 +132,9 @@ class Train:
         """
         update = session.optimizer({**self.optimizer, **self._extra()})
         trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
-        if trainer is None and (unsupported := self._of_trainer()):
+        if trainer is None and self.of_trainer:
             raise UserError(
-                f"{unsupported[0]}: the model trains by its own settings, or has no state to save; leave it out. "
-                "A model of mmsegmentation takes it with model.optimizer=mode."
+                f"{self.of_trainer[0]}: the model trains by its own settings, or has no state to save; leave it out."
             )
         return update, trainer
 
@@ -177,12 +183,6 @@ class Train:
             trains=True,
             trainer=trainer,
         )
-
-    def _of_trainer(self) -> list[str]:
-        """The settings that a session without a trainer does not take, as `key=value`."""
-        others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
-        own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
-        return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
 
     def _extra(self) -> dict[str, Any]:
         """Settings of the session's optimizer that torch's does not have."""

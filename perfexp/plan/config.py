@@ -19,13 +19,14 @@ from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
-from perfexp.plan import schema, sources
+from perfexp.plan import model_settings, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records.record import LARGEST, Key, Point, layers_key
+from perfexp.speed import placing
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shrunk, timed_keys
 
@@ -245,7 +246,7 @@ class Plan(PlanSchema):
 
 
 def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:
-    """Register with Hydra the schemas, models without a file, and the resolver of the folder for Hydra's own files."""
+    """Register with Hydra the schemas, models without a file, and the resolvers of folders."""
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=ConfigSchema)
     for group, name, node in schema.settings():
@@ -253,6 +254,8 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
     for model, node in (models or {}).items():
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
+    OmegaConf.register_new_resolver("perfexp_speed_dir", placing.default_folder, replace=True)
+    OmegaConf.register_new_resolver("perfexp_training_batch", model_settings.training_batch, replace=True)
 
 
 def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
@@ -276,11 +279,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
         plain["timeout_seconds"] = None
-    for phase, node in plain["mode"].items():
-        if (
-            isinstance(node, dict) and "_target_" not in node
-        ):  # settings of an experiment, of a phase that is not measured
-            plain["mode"][phase] = None
+    model_settings.settle(plain)
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
     own = [plain["model"]["config"]] if isinstance(plain["model"], dict) and plain["model"].get("config") else []

@@ -107,6 +107,10 @@ def _check_training(plan: config.Plan) -> None:
     if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
         return  # a mode of the user's, whose code belongs into the worker
     mode = config.build(node)
+    if plan.model.get("optimizer") == "own" and mode.of_trainer:
+        raise UserError(
+            f"{mode.of_trainer[0]}: model.optimizer=own trains by the model's own schedule; leave one of the two out."
+        )
     if mode.of_epochs and plan.epochs is None:
         raise UserError(f"{mode.of_epochs[0]} is for whole epochs: set epochs=N, or leave it out.")
     saves = [text for text in mode.of_epochs if text.startswith(("mode.train.checkpoints", "mode.train.resume"))]

@@ -13,6 +13,9 @@ import msgspec
 from perfexp.host.process import MessageError
 from perfexp.records.record import Key, Point, Status
 
+#: Why inferences with trained weights are not tried; the training has its own reason.
+UNTRAINED = "the training failed"
+
 
 def cut(text: str, most_bytes: int) -> str:
     """Return the beginning of a text that takes at most this many bytes in a message, quotes and escapes included."""

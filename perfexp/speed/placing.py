@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +15,18 @@ from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
 from perfexp.speed.result import KEYS, Speed
 
+#: Folder that a container mounts.
+_MOUNTED = Path("outputs")
 #: Size above which a file is not read, because it can't be a speed file.
 _LARGEST_BYTES = 100_000
+
+
+def default_folder() -> str:
+    """Return the folder of speed files by default: the current one, or `outputs` in a container.
+
+    A container mounts `outputs`; its current folder is lost when it ends, or can't be written by the user.
+    """
+    return str(_MOUNTED) if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK) else "."
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:

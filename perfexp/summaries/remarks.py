@@ -13,6 +13,7 @@ from itertools import islice
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
 from perfexp.records.growth import scalings
+from perfexp.records.messages import UNTRAINED
 from perfexp.records.record import Key, Record, Status, without_replicate
 from perfexp.records.summary import Row
 from perfexp.records.units import counted
@@ -172,7 +173,7 @@ def failures(record: Record) -> list[str]:
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
     processes = Counter(without_replicate(point.key) for point in record.points)
     finished = processes - Counter(map(without_replicate, failed))
-    errors = {point.error for point in failed.values()}
+    errors = {UNTRAINED, *(point.error for point in failed.values())}
     lines = []
     for key, point in failed.items():
         first = without_replicate(key)

@@ -13,7 +13,7 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.cold_starts import first_predictions
-from perfexp.records.record import Epoch, Key, Metric, Record
+from perfexp.records.record import Epoch, Key, Metric, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import subject
@@ -40,9 +40,10 @@ def name(record: Record) -> str:
 
 
 def is_wanted(record: Record) -> bool:
-    """Whether the run's plan has `export.vendor_json=true`."""
+    """Whether the run's plan has `export.vendor_json=true`, and anything was timed."""
     wanted = record.plan.get("export")
-    return isinstance(wanted, Mapping) and wanted.get("vendor_json") is True
+    is_timed = any(point.status is Status.OK and point.key.is_timed for point in record.points)
+    return is_timed and isinstance(wanted, Mapping) and wanted.get("vendor_json") is True
 
 
 def to_json(record: Record) -> bytes:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perfexp import sweep
 from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.prediction import largest_batch
-from perfexp.records.messages import Events
+from perfexp.records.messages import UNTRAINED, Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Status, missing, read_points, timed_key
+from perfexp.records.record import LARGEST, Key, Point, Status, missing, read_points, timed_key
 from perfexp.worker import batch_trials, results
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             results.begin(key, emit)
             # where a smaller point ran out of memory, this one would as well
             predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
+            if predicted is None and plan.infers_trained:
+                predicted = _without_training(key, read_points(paths.points))
             if guard is not None and predicted is None:
                 predicted = guard.refuse(key, read_points(paths.points))
             point = predicted or procedure.measure(key)
@@ -55,6 +58,14 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             if out_of_step or procedure.device.is_lost():
                 return False
     return True
+
+
+def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
+    """Return the failure of an inference whose training failed before it, so that there are no weights."""
+    has_failed = any(point.key.phase == "train" and point.status is not Status.OK for point in results)
+    if key.phase != "inference" or not has_failed:
+        return None
+    return Point(key=key, status=Status.FAILED, error=f"not tried: {UNTRAINED}")
 
 
 def _report_problems(data: Data, emit: Events) -> None:

@@ -2,12 +2,18 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from perfexp.errors import UserError
 from perfexp.speed import Mode, Speed, placing
+from tests.speed import writing
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def speed(log_file="/runs/a/run.log", rate=8.0):
@@ -30,6 +36,62 @@ def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
     placing.put(speed("/runs/b/run.log", 4.0), tmp_path, remedy="")
     assert json.loads((tmp_path / NAME).read_bytes())["FINAL_RESULT"] == 4.0
     assert placing.whose(tmp_path / NAME) == "/runs/b/run.log"
+
+
+def test_files_go_into_the_current_folder_or_to_the_mount_of_a_container(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert placing.default_folder() == "."
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "is_mount", lambda path: path == Path("outputs"))
+        assert placing.default_folder() == "outputs"  # the user of the image may write beside it
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert placing.default_folder() == "outputs"
+
+
+#: What docker/README.md runs, in a folder like that of the image: read-only, with a folder for results.
+IN_IMAGE = """
+mount --bind "$PWD" "$PWD" && mount --bind "$1" outputs && mount -o remount,bind,ro "$PWD" || exit 77
+cd "$PWD" && shift && "$@"
+"""
+SMALL = ("tracking=none", "probes.work=false", "input_size=64", "quiet=true")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("benchmark", "fake", "sp", "fp32", "2", "20", "0", "gpu=fake"),
+     ("experiment=segmentation_table", "--config-dir=../own", "gpu=card", "model=fake", "stopping.measure=20"),
+     ("speed", "log")],
+)  # fmt: skip
+def test_commands_of_the_image_leave_their_files_in_outputs(command, tmp_path):
+    here, results = tmp_path / "here", tmp_path / "results"
+    (here / "outputs").mkdir(parents=True)
+    results.mkdir()
+    gpus = tmp_path / "own" / "gpu"
+    gpus.mkdir(parents=True)
+    (gpus / "card.yaml").write_text("defaults:\n  - fake\n  - _self_\n\nname: fake\ncount: 1\n")
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare")
+    if command[0] == "speed":
+        log = tmp_path / "20240501_100000.log"
+        log.write_text(writing.mmengine_head(cards=1) + writing.mmengine_iter([0.25] * 20))
+        command = ("speed", str(log), "--model", "fake", "--precision", "fp32")
+    else:
+        command = (*command, *SMALL)
+    perfexp = [sys.executable, "-m", "perfexp", *command]
+    isolated = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    ran = subprocess.run(
+        [*isolated, "sh", "-c", IN_IMAGE, "sh", str(results), *perfexp],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if ran.returncode == 77 or "unshare:" in ran.stderr:
+        pytest.skip("no mounts without rights")
+    assert ran.returncode == 0, ran.stderr
+    assert (results / "fake_sp_bs2_fp32_1_speed").is_file()
+    assert list(here.iterdir()) == [here / "outputs"]
 
 
 @pytest.mark.parametrize(
