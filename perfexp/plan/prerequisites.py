@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from perfexp.models.weight_files import SUFFIXES, find_weights
 from perfexp.plan import config
 from perfexp.profilers import why_not_cuda
 
+#: Operating system of this machine.
+SYSTEM = platform.system()
 #: Algorithms and backends that only NVIDIA GPUs have.
 _OF_CUDNN = ("guess", "benchmark")
 _OF_NVIDIA = ("cudnn", "triton")
@@ -21,7 +23,7 @@ _MADE = ("images", "cifar10", "cityscapes", "skeletons")
 
 def check_here(plan: config.Plan) -> None:
     """Raise UserError for a plan that cannot be measured on this machine; reads no device, and imports no torch."""
-    if plan.gpu_name == "mps" and sys.platform != "darwin":
+    if plan.gpu_name == "mps" and SYSTEM != "Darwin":
         raise DeviceMismatch("gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto.")
     if plan.gpu_name == "auto" and auto.predicted_name(plan.gpu.get("index") or 0) == "cpu":
         check_kind(plan, "cpu")
