@@ -1,7 +1,8 @@
 """Write the reference pages that follow from the code: `python docs/generate.py`; `--check` only compares.
 
 Types, defaults and options come from the code and conf/; the sentences come from
-docs/reference/descriptions.yaml. A key without a sentence, and a sentence without a key, is an error.
+docs/reference/descriptions.yaml and perfexp/plan/key_descriptions.yaml.
+A key without a sentence, and a sentence without a key, is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any
 import msgspec
 import typer
 import yaml
-from omegaconf import MISSING
 
 import perfexp
 import perfexp.commands
@@ -31,6 +31,7 @@ import perfexp.plan.schema
 import perfexp.records.diagnostics
 import perfexp.records.record
 import perfexp.records.sweep_record
+from perfexp.cli.group_keys import default_text, descriptions, keys_of_schema, options_of
 from perfexp.cli.usage import COMMANDS
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
 from perfexp.records.record import SCHEMA_VERSION, Record
@@ -76,7 +77,7 @@ def pages() -> dict[Path, str]:
     """The text of each generated page by its path."""
     described = yaml.safe_load((REFERENCE / "descriptions.yaml").read_text(encoding="utf-8"))
     made = {
-        "configuration.md": configuration(described["config"], described["options"]),
+        "configuration.md": configuration(descriptions(), described["options"]),
         "record.md": record(described["record"]),
         "diagnostics.md": diagnostics(),
         "commands.md": commands(),
@@ -116,7 +117,7 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
         parts += [f"## Group `{group}`\n", _options_table(group, options.get(group, {}))]
         for schema, node in schemas.items():
             if schema.split("/")[0] == group:
-                names = _options_of(schema)
+                names = options_of(CONF, schema)
                 every = schema in ("gpu", "cluster") or len(names) == len(options[group])
                 parts += ["### Keys\n" if every else f"### Keys of {', '.join(f'`{name}`' for name in names)}\n"]
                 prefix = "mode.train." if schema == "mode/train" else f"{group}."
@@ -142,7 +143,7 @@ def _top_level() -> dict[str, Any]:
 
 def _keys_table(node: type, described: dict[str, str], prefix: str, *, conf: dict[str, Any] | None = None) -> str:
     rows, left = [], dict(described)
-    known = {**{key: (kind, default) for key, kind, default in _leaves(node)}}
+    known = {**{key: (kind, default) for key, kind, default in keys_of_schema(node)}}
     for key, value in (conf or {}).items():  # keys that only conf/ has: those of the optimizer, and the experiment
         known.setdefault(key, (type(value), value))
     for key in _ordered(known):
@@ -151,7 +152,7 @@ def _keys_table(node: type, described: dict[str, str], prefix: str, *, conf: dic
             raise Stale(f"no description of {prefix}{key}")
         default = (conf or {}).get(key, default)
         kind_text = f"[option](#group-{key})" if conf and key in GROUPS else _type_text(kind)
-        shown = "" if kind_text == "group" else _default_text(default)
+        shown = "" if kind_text == "group" else default_text(default)
         rows.append((f"`{prefix}{key}`", kind_text, shown, _sentence(left.pop(key))))
     if left:
         raise Stale(f"descriptions of unknown keys: {[prefix + key for key in left]}")
@@ -168,22 +169,6 @@ def _ordered(keys: Iterable[str]) -> list[str]:
 def _parents(key: str) -> list[str]:
     parts = key.split(".")
     return [".".join(parts[: index + 1]) for index in range(len(parts))]
-
-
-def _leaves(node: type, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Key, type and default of every field of a schema, nested schemas included."""
-    hints = typing.get_type_hints(node)
-    for field in dataclasses.fields(node):
-        if field.name == "_target_":
-            continue
-        kind = hints[field.name]
-        default = field.default if field.default is not dataclasses.MISSING else MISSING
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        nested = dataclasses.is_dataclass(kind)
-        yield f"{prefix}{field.name}", kind, None if nested else default
-        if nested:
-            yield from _leaves(kind, f"{prefix}{field.name}.")
 
 
 def _type_text(kind: Any) -> str:
@@ -205,24 +190,6 @@ def _type_text(kind: Any) -> str:
         return "mapping"
     names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "NoneType": "null"}
     return names.get(getattr(kind, "__name__", str(kind)), getattr(kind, "__name__", str(kind)))
-
-
-def _default_text(value: Any) -> str:
-    if value == MISSING:
-        return "required"
-    if value is None:
-        return "null"
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, bool):
-        value = str(value).lower()
-    if isinstance(value, dict):
-        return "{}" if not value else "set by the option"
-    if isinstance(value, list):
-        value = "[" + ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in value) + "]"
-    if isinstance(value, float):
-        value = f"{value:g}"
-    return f"`{value}`"
 
 
 def _options_table(group: str, described: dict[str, str]) -> str:
@@ -249,20 +216,6 @@ def _overridden(defaults: list[Any]) -> Iterator[tuple[str, str]]:
         for key, value in entry.items() if isinstance(entry, dict) else ():
             if key.startswith("override /"):
                 yield key.removeprefix("override /"), str(value)
-
-
-def _options_of(schema: str) -> list[str]:
-    """Options of a group that have a schema's keys, those that build on another option included."""
-    group, _, name = schema.partition("/")
-    found: list[str] = []
-    files = sorted((CONF / group).glob("*.yaml"))
-    for _ in range(2):
-        for path in files:
-            text = path.read_text(encoding="utf-8")
-            bases = [f"/schema/{schema}@", *(f"/{group}/{base}@" for base in found)]
-            if any(base in text for base in bases) and path.stem not in found:
-                found.append(path.stem)
-    return sorted(found) or [name]
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:

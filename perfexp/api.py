@@ -21,7 +21,7 @@ from perfexp.host import installation, interrupts
 from perfexp.models import torchvision_names
 from perfexp.orchestration import job
 from perfexp.orchestration.preparation import Assignment, refuse_other_plan
-from perfexp.plan import config, naming, sources
+from perfexp.plan import config, naming, prerequisites, sources
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, read_points
 from perfexp.reports.console import Console, lines_of
@@ -107,6 +107,7 @@ def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> As
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
     folder = naming.run_folder(plan, name)
     refuse_other_plan(RunPaths(folder), plain)
+    prerequisites.check_here(plan)
     return Assignment(plan=plan, plain=plain, folder=folder, name=name)
 
 

@@ -30,9 +30,9 @@ from perfexp.host import credentials, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
-from perfexp.orchestration.preparation import Assignment, holds_other_plan, refuse_other_plan
+from perfexp.orchestration.preparation import Assignment, holds_other_plan, is_finished, refuse_other_plan
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
-from perfexp.plan import config, naming, plan_file, validation
+from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.records.record import Record
@@ -203,6 +203,9 @@ class _Application:
                 self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)
+            is_here = self._campaign is None or not self._campaign.outlives
+            if is_here and not is_finished(RunPaths(assignment.folder), assignment.plan):
+                prerequisites.check_here(assignment.plan)
             if self._campaign is not None:
                 self._campaign.add(assignment, config.cluster_of(composed), command)
             elif assignment.plan.nodes > 1:

@@ -26,6 +26,31 @@ from tests.rotation import some_of
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("profiler.trace", "  profiler.trace: [cuda,cudnn,nvtx,osrt]  # APIs to trace; must include cuda"),
+        ("mode.train.schedule", "  mode.train.schedule: constant  # how the learning rate changes"),
+        ("stopping.measure", "  stopping.measure: 20  # measured calls (fixed)"),
+        ("label_smoothing", "  mode.train.label_smoothing: 0  # share of each target"),
+        ("execution.compile", "  execution.compile: null  # mode of torch.compile"),
+        ("optimizer", "  mode.train.optimizer: required  # name of an optimizer"),
+        ("gpu.count", "gpu.count=2: devices, each with a batch of its own"),
+        ("gpu.count=4", "  gpu.count: 1  # number of devices"),
+    ],
+)
+def test_help_explains_the_keys_of_groups(capsys, key, told):
+    assert dispatch(["help", key]) == 0
+    assert told in capsys.readouterr().out
+    assert dispatch(["help", "keys"]) == 0
+    assert f"{key.partition('=')[0]}: " in capsys.readouterr().out
+
+
+def test_help_suggests_the_key_of_a_group(capsys):
+    assert dispatch(["help", "profiler.trce"]) == 2
+    assert "Did you mean profiler.trace" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["model=fake", "-h"]])
 def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -66,7 +91,7 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
         ("resume", "resume=DIR: measure what a run or sweep lacks"),
         ("probes.layers", "    layers: false           # time of each layer"),
-        ("stopping.max_seconds=3", "Options of the group stopping (stopping=NAME"),
+        ("stopping.max_seconds=3", "  stopping.max_seconds: "),
     ],
 )
 def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):

@@ -6,6 +6,7 @@ import torch
 import perfexp
 from perfexp.devices import mps
 from perfexp.errors import DeviceMismatch
+from perfexp.plan import prerequisites
 from perfexp.probes import timing
 
 
@@ -13,6 +14,7 @@ from perfexp.probes import timing
 def backend(monkeypatch):
     """The calls of the backend in their order."""
     called = []
+    monkeypatch.setattr(prerequisites, "SYSTEM", "Darwin")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: called.append("synchronize"))
     monkeypatch.setattr(torch.mps, "empty_cache", lambda: called.append("empty_cache"))

@@ -78,6 +78,10 @@ def plan():
         device_lock=plan_fields.DeviceLock.fail,
         host_sharing=plan_fields.HostSharing.none,
         traces_memory=False,
+        algorithm={"_target_": "perfexp.algorithms.default.open_default"},
+        phases=[],
+        mode=SimpleNamespace(train=None),
+        probe={},
         first_prediction_keys=lambda _: [key],
     )
 

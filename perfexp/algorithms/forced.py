@@ -107,7 +107,6 @@ class Forced:
         with ExitStack() as stack:
             self._usual = Switches.now()
             stack.enter_context(self._usual.of(self.name).set())
-            self._session = session
             self._layers = self._layers_of(session)
             self._check()
             if self._verify and (reason := why_no_cudnn(self._device)):
@@ -118,6 +117,16 @@ class Forced:
             stack.callback(self._remove)
             self._install()
             yield self
+
+    def check(self, open_model: Callable[[], Session], device: str) -> None:
+        """With `on_unsupported=error`, raise UserError for layers that it cannot compute on a device.
+
+        Args:
+            open_model: opens the model on the host: the device is not reserved yet.
+        """
+        if self._on_unsupported is OnUnsupported.error:
+            self._layers = self._layers_of(open_model(), torch.device(device))
+            self._check()
 
     def begin_point(self) -> None:
         self._refused.clear()
@@ -138,7 +147,8 @@ class Forced:
             raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")
         return report
 
-    def _layers_of(self, session: Session) -> list[Layer]:
+    def _layers_of(self, session: Session, device: torch.device | None = None) -> list[Layer]:
+        self._session = session
         module = getattr(session, "module", None)
         if not isinstance(module, torch.nn.Module):
             raise UserError(f"algorithm={self.name} is for torch models; choose algorithm=default for this one.")
@@ -148,7 +158,7 @@ class Forced:
                 names.setdefault(child, []).append(name)
         if not names:
             raise UserError(f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default.")
-        self._device = next(iter(names)).weight.device
+        self._device = device or next(iter(names)).weight.device
         chosen = choose(list(names.values()), self.name, self._patterns)
         supports = {algorithm: self._supports(algorithm) for algorithm in dict.fromkeys(chosen)}
         return [

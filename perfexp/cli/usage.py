@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -84,7 +83,7 @@ prints all metrics and the notes, --json prints results as JSON, --overwrite
 replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
 runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
 explains a command, `perfexp help keys` all options and keys, `perfexp help
-batch_size` one of them, `perfexp help busy_host` the code of a warning, and
+profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
 `perfexp help p95` or `perfexp help ≈` a term of the tables; README.md has the
 rest."""
 
@@ -102,10 +101,10 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
             options.setdefault(file.parent.name, {})[file.stem] = file
     topic = arguments[1] if [*arguments[:1]] == ["help"] and len(arguments) > 1 else ""
     if topic == _KEYS:
-        return "\n".join(_details(options, folders[0] / "config.yaml"))
+        return "\n".join(_details(options, folders[0]))
     if topic and not topic.startswith("-"):
         topic = " ".join(arguments[1:])
-        return _topic(topic, list(_on_key(topic.partition("=")[0], options, folders[0] / "config.yaml")))
+        return _topic(topic, folders[0], list(_on_key(topic.partition("=")[0], options, folders[0])))
     width = max(map(len, _COMMANDS)) + 2
     examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
     commands = [
@@ -118,18 +117,19 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     return "\n".join([_HEADER, "", *examples, "", *commands, "", *names, *settings, _FOOTER])
 
 
-def _topic(topic: str, key_lines: Sequence[str]) -> str:
+def _topic(topic: str, conf: Path, key_lines: Sequence[str]) -> str:
     """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
-    from perfexp.records.diagnostics import DIAGNOSTICS, meanings  # the overview does without
+    from perfexp.cli.group_keys import group_keys  # the overview does without
+    from perfexp.records.diagnostics import DIAGNOSTICS, meanings
 
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
     if text := terms.meaning(topic):
         return "\n".join([textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines])
-    if key_lines:
+    if key_lines and topic not in DIAGNOSTICS:
         return "\n".join(key_lines)
     if topic not in DIAGNOSTICS:
-        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS))
+        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *group_keys(conf)))
         hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
         raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
     rule = DIAGNOSTICS[topic]
@@ -138,18 +138,24 @@ def _topic(topic: str, key_lines: Sequence[str]) -> str:
     return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
 
 
-def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], file: Path) -> Iterator[str]:
-    """Yield the options of a group and the keys of that name, or of the section, with defaults and comments."""
-    group = key.partition(".")[0]
-    if group in options:
-        width = max(map(len, options[group])) + 4
-        yield f"Options of the group {group} ({group}=NAME --cfg job prints the keys of one):"
-        for name, place in sorted(options[group].items()):
+def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
+    """Yield the options of a group, or the keys of that name or section, with defaults and comments."""
+    from perfexp.cli.group_keys import group_keys  # the overview does without
+
+    if key in options:
+        width = max(map(len, options[key])) + 4
+        yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
+        for name, place in sorted(options[key].items()):
             yield textwrap.fill(f"{f'  {name}':<{width}}{comment_of(place)}", _WIDTH, subsequent_indent=" " * width)
     examples = ((words, about) for words, about in _SETTINGS.items() if not words.startswith("probes."))
     keyed = ((words, about, {word.partition("=")[0] for word in words.split()}) for words, about in examples)
     yield from (f"{words}: {about}" for words, about, keys in keyed if key in keys)
-    yield from (text for found, text in _keys(file) if found == key or found.startswith(f"{key}."))
+    yield from (text for found, text in _keys(conf / "config.yaml") if found == key or found.startswith(f"{key}."))
+    if key in options:
+        return
+    for name, lines in group_keys(conf).items():
+        if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
+            yield from map(_wrapped, lines)
 
 
 def comment_of(file: Path) -> str:
@@ -162,15 +168,19 @@ def _filled(title: str, names: Sequence[str]) -> str:
     return textwrap.fill(f"{title}: {', '.join(names)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _details(options: Mapping[str, Iterable[str]], file: Path) -> Iterator[str]:
-    """All groups with their options, and all keys of config.yaml with their defaults and comments."""
+def _details(options: Mapping[str, Iterable[str]], conf: Path) -> Iterator[str]:
+    """All groups with their options, and all keys with their defaults and comments."""
+    from perfexp.cli.group_keys import group_keys  # the overview does without
+
     yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options), default=0) + 4
     for name in sorted(options):
         text = f"{f'  {name}'.ljust(width)}{', '.join(sorted(options[name]))}"
         yield textwrap.fill(text, _WIDTH, subsequent_indent=" " * width, break_on_hyphens=False)
     yield "\nKeys with their defaults (key=value, or section.key=value):"
-    yield from (text for _, text in _keys(file))
+    yield from (text for _, text in _keys(conf / "config.yaml"))
+    yield "\nKeys of groups (group.key=value), with the options that have them:"
+    yield from (_wrapped(line) for lines in group_keys(conf).values() for line in lines)
 
 
 def keys_of(file: Path) -> set[str]:
@@ -196,7 +206,6 @@ def _names(file: Path) -> list[str]:
 def _keys(file: Path) -> Iterator[tuple[str, str]]:
     """Yield keys and their lines in config.yaml, sections included, with comments, which are wrapped."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    fill = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
     section = ""
     for line in lines:
         if line[:1].isalpha():
@@ -204,7 +213,11 @@ def _keys(file: Path) -> Iterator[tuple[str, str]]:
         is_key = line[:1].isalpha() or (section and line.lstrip()[:1].isalpha())
         if is_key and section not in ("defaults", "hydra"):
             name = line.strip().partition(":")[0]
-            yield f"{section}.{name}" if section and name != section else name, fill(f"  {line}")
+            yield f"{section}.{name}" if section and name != section else name, _wrapped(f"  {line}")
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
 
 
 def _is_section(line: str) -> bool:

@@ -18,7 +18,8 @@ from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.transformer import ClipClassifier, FrameEncoder, SequenceEncoder, TextEncoder, info_nce
-from perfexp.models.weights import find_weights, load_weights
+from perfexp.models.weight_files import find_weights
+from perfexp.models.weights import load_weights
 
 #: Coordinates of a joint.
 _COORDINATES = 3

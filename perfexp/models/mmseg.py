@@ -19,7 +19,8 @@ from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.session import TorchSession, begin_momentum, is_shared
 from perfexp.models.trainer import TorchTrainer
-from perfexp.models.weights import find_weights, load_weights
+from perfexp.models.weight_files import find_weights
+from perfexp.models.weights import load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
 

@@ -15,7 +15,8 @@ from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassi
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.torchvision_names import REFUSED
-from perfexp.models.weights import find_weights, load_weights
+from perfexp.models.weight_files import find_weights
+from perfexp.models.weights import load_weights
 from perfexp.records import diagnostics
 
 models = import_torchvision().models

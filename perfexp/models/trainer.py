@@ -169,12 +169,7 @@ class TorchTrainer(Trainer):
 
     def resume(self, file: Path) -> None:
         """Check a checkpoint and load it, so that nothing runs with one that does not fit; raises `UserError`."""
-        content = read_content(file, "a checkpoint", _ADVICE)
-        if not (isinstance(content, dict) and content.get("format") == _FORMAT):
-            raise UserError(
-                f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone."
-            )
-        self._file, self._content = file, content
+        self._file, self._content = file, (content := read_checkpoint(file))
         try:
             facts = {**content["facts"]}
             own = {"batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__}
@@ -234,6 +229,14 @@ class TorchTrainer(Trainer):
         device = self._parameters[0].device
         if device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def read_checkpoint(file: Path) -> dict[str, Any]:
+    """Read a checkpoint on the host; raises UserError for any other file, such as one of weights alone."""
+    content = read_content(file, "a checkpoint", _ADVICE)
+    if not (isinstance(content, dict) and content.get("format") == _FORMAT):
+        raise UserError(f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone.")
+    return content
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

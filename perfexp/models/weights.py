@@ -1,4 +1,4 @@
-"""Find a file of weights, read it without running code, and load it only if every entry fits."""
+"""Read a file of weights without running code, and load it only if every entry fits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from packaging.version import Version, parse
 
-from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 
-_SUFFIXES = (".pth", ".pt")
 #: Keys of the weights in a checkpoint that holds several state dicts, the first one counts.
 _NESTED = ("state_dict", "model_state_dict", "model")
 #: Levels of a checkpoint at which state dicts are searched.
@@ -42,32 +41,6 @@ _ARCHIVE = b"PK\x03\x04"
 _FORBIDDEN = re.compile(r"GLOBAL (\S+) was not an allowed")
 #: Maximum number of entries per kind in an error.
 _SHOWN = 3
-
-
-def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
-    """The file of a model's weights; None for random weights, where neither file nor folder is given.
-
-    Without a name or path (`weights`) it is `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder. Relative names begin
-    in `weights_dir`, or in the current folder. Raises `UserError`, with the candidates, unless there is one such file.
-    """
-    if weights is None and weights_dir is None:
-        return None
-    folder = Path(weights_dir or ".").expanduser()
-    if not folder.is_dir():
-        raise UserError(f"model.weights_dir is not a folder: {folder}. Name the folder of the weights.")
-    candidates = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
-    if weights is not None:
-        file = folder / Path(weights).expanduser()
-        if not file.is_file():
-            hint = did_you_mean(Path(weights).name, candidates) or f"It holds no {' or '.join(_SUFFIXES)} file."
-            raise UserError(f"There are no weights {weights} in {folder.resolve()}. {hint}")
-        return file
-    fitting = [name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)]
-    if len(fitting) == 1:
-        return folder / fitting[0]
-    content = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
-    hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
-    raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())
 
 
 def read_content(file: Path, kind: str, advice: str) -> Any:

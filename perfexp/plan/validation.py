@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfexp.devices import Cache, auto
+from perfexp.devices import Cache
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import mmseg_names
-from perfexp.plan import config
+from perfexp.plan import config, prerequisites
 from perfexp.speed import placing
 
 #: Modes of torch.compile.
@@ -41,8 +41,6 @@ def check(plan: config.Plan) -> None:
         )
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
         raise UserError(f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses.")
-    if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
-        raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is not one.")
     if plan.execution.compile not in (None, *_COMPILE_MODES):
         hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
         raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
@@ -50,6 +48,7 @@ def check(plan: config.Plan) -> None:
         raise UserError(
             f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: leave it out."
         )
+    prerequisites.check_kind(plan, plan.gpu_name)
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)
@@ -123,8 +122,6 @@ def _check_largest_batch(plan: config.Plan) -> None:
     """Raise UserError for a search for the largest batch that has no end, or no fresh processes."""
     if not plan.seeks_batch:
         return
-    if "cpu" in (plan.gpu_name, auto.predicted_name(plan.gpu.get("index") or 0) if plan.gpu_name == "auto" else None):
-        raise UserError("batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N.")
     node = plan.mode.train
     for is_set, setting in (
         (plan.is_sparse, "sweep=sparse"),

@@ -168,9 +168,11 @@ class Profiler:
 
     Attributes:
         times: whether the run is timed too.
+        needs_nvidia: whether it profiles NVIDIA GPUs only.
     """
 
     times = True
+    needs_nvidia = False
 
     def __init__(
         self, *, name: str, warmup: int, steps: int, modules: bool = False, all_points: bool = False, top: int = 20

@@ -86,6 +86,8 @@ class Ncu(Profiler):
         tool: path of ncu; None searches for it.
     """
 
+    needs_nvidia = True
+
     def __init__(
         self,
         *,

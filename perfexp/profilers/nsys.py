@@ -45,6 +45,8 @@ class Nsys(Profiler):
         tool: path of nsys; None searches for it.
     """
 
+    needs_nvidia = True
+
     def __init__(
         self,
         *,

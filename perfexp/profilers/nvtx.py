@@ -17,7 +17,7 @@ _NOT_REPEATED = ("output_dir=", "resume=")
 class Nvtx(Profiler):
     """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Profiler`."""
 
-    times = False
+    times, needs_nvidia = False, True
 
     def __init__(
         self, *, name: str = "nvtx", warmup: int = 20, step: int = 1, modules: bool = False, all_points: bool = False

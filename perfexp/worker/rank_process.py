@@ -67,6 +67,8 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
     bench.emit("block", text="loading")
     devices = _devices(bench.plan, place.per_host)
     bench.device = devices[0]
+    bench.open_data()
+    bench.check()
     with _reserved(bench, devices):
         if place.size > place.per_host:
             bench.emit("block", text="waiting for the devices of the other nodes", patient=True)
@@ -105,6 +107,7 @@ def _follow(bench: Workbench, place: Place, emit: Events) -> int:
                 return 0
             bench.device = config.build(_node(bench.plan, place.local))
             has_device = True
+            bench.open_data()
             member, _ = _join(bench, place)
             with bench.procedure(seed=bench.plan.seed + place.number, energy=None) as procedure:
                 member.group.gather(_report(bench, place))
@@ -127,7 +130,6 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     plan = bench.plan
     bench.device.start()
     group = TorchGroup(place, bench.device, plan.execution.threads)
-    bench.open_data()
     bench.load_model()
     shared = group.facts()
     if "train" in plan.phases:

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.devices import Device, lock
+from perfexp.devices.cpu import CpuDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets, host_turns
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.plan import config, plan_fields
+from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events, cut
@@ -76,7 +78,10 @@ class Workbench:
         self.emit("block", text="loading")
         self.find_device()
         self.open_data()
-        with self._memory_trace() as trace, self.reserved(self.device):
+        with ExitStack() as stack:
+            trace = stack.enter_context(self._memory_trace())
+            self.check()
+            stack.enter_context(self.reserved(self.device))
             self.device.start()  # not before: even an idle context disturbs who measures on the device
             self.load_model()
             self._check_checkpoint()
@@ -100,6 +105,23 @@ class Workbench:
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
             raise UserError(f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU.")
+
+    def check(self) -> None:
+        """Raise UserError for mistakes that show without the device, before anything waits for it.
+
+        The model is opened on the host only where a layer that the algorithm cannot compute is an error.
+        """
+        plan = self.plan
+        prerequisites.check_kind(plan, self.device.kind)
+        algorithm = config.build(plan.algorithm)
+        for node in (*(getattr(plan.mode, phase) for phase in plan.phases), *plan.probe.values()):
+            config.build(node)
+        if (train := plan.mode.train) is not None and train.get("resume_from"):
+            from perfexp.models.trainer import read_checkpoint  # with torch
+
+            read_checkpoint(Path(train["resume_from"]).expanduser())
+        if self.owns_process and self.device.identifier and hasattr(algorithm, "check"):
+            algorithm.check(partial(self._open_model, CpuDevice()), self.device.identifier)
 
     def open_data(self) -> None:
         """Build the plan's source of inputs."""
@@ -144,7 +166,13 @@ class Workbench:
             thread.join()
 
     def load_model(self) -> None:
-        """Load the plan's model on the device, with as many classes as the data has labels."""
+        """Load the plan's model on the device."""
+        self.session = self._open_model(self.device)
+        if len(self.plan.phases) > 1 or not self.owns_process:
+            self.session.keep_differentiable()
+
+    def _open_model(self, device: Device) -> Session:
+        """Open the plan's model, with as many classes as the data has labels."""
         from perfexp.data import check  # part of the lap that loads the data in a cold start
 
         check(self.data)
@@ -153,15 +181,14 @@ class Workbench:
             from perfexp.models.module import adapt
 
             model = adapt(model, self.plan.model_name)
-        self.session = model.open(
-            device=self.device,
+        session: Session = model.open(
+            device=device,
             precision=self.plan.precision,
             execution=self.plan.execution,
             num_classes=self.data.num_classes if self.data.labelled else None,
             seed=self.plan.seed,
         )
-        if len(self.plan.phases) > 1 or not self.owns_process:
-            self.session.keep_differentiable()
+        return session
 
     def build_model(self) -> Any:
         """Build the plan's model."""

@@ -1,0 +1,36 @@
+"""Find the file of a model's weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from perfexp.errors import UserError, did_you_mean
+
+SUFFIXES = (".pth", ".pt")
+
+
+def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
+    """The file of a model's weights; None for random weights, where neither file nor folder is given.
+
+    Without a name or path (`weights`) it is `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder. Relative names begin
+    in `weights_dir`, or in the current folder. Raises `UserError`, with the candidates, unless there is one such file.
+    """
+    if weights is None and weights_dir is None:
+        return None
+    folder = Path(weights_dir or ".").expanduser()
+    if not folder.is_dir():
+        raise UserError(f"model.weights_dir is not a folder: {folder}. Name the folder of the weights.")
+    candidates = sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES)
+    if weights is not None:
+        file = folder / Path(weights).expanduser()
+        if not file.is_file():
+            hint = did_you_mean(Path(weights).name, candidates) or f"It holds no {' or '.join(SUFFIXES)} file."
+            raise UserError(f"There are no weights {weights} in {folder.resolve()}. {hint}")
+        return file
+    fitting = [name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)]
+    if len(fitting) == 1:
+        return folder / fitting[0]
+    content = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
+    hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
+    raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())

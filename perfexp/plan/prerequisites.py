@@ -1,0 +1,91 @@
+"""Prerequisites: refuse plans that lack a device of the right kind or a file, before anything waits for the device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from perfexp.devices import auto
+from perfexp.errors import DeviceMismatch, UserError
+from perfexp.models.weight_files import SUFFIXES, find_weights
+from perfexp.plan import config
+from perfexp.profilers import why_not_cuda
+
+#: Operating system of this machine.
+SYSTEM = platform.system()
+#: Algorithms and backends that only NVIDIA GPUs have.
+_OF_CUDNN = ("guess", "benchmark")
+_OF_NVIDIA = ("cudnn", "triton")
+#: Data sets that `perfexp make-data` makes.
+_MADE = ("images", "cifar10", "cityscapes", "skeletons")
+
+
+def check_here(plan: config.Plan) -> None:
+    """Raise UserError for a plan that cannot be measured on this machine; reads no device, and imports no torch."""
+    if plan.gpu_name == "mps" and SYSTEM != "Darwin":
+        raise DeviceMismatch("gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto.")
+    if plan.gpu_name == "auto" and auto.predicted_name(plan.gpu.get("index") or 0) == "cpu":
+        check_kind(plan, "cpu")
+    _check_data(plan)
+    node = plan.mode.train
+    file = node.get("resume_from") if isinstance(node, Mapping) else None
+    if file and not Path(file).expanduser().is_file():
+        raise UserError(f"mode.train.resume_from={file}: there is no such file. Name a checkpoint of perfexp.")
+    _check_weights(plan)
+
+
+def check_kind(plan: config.Plan, kind: str) -> None:
+    """Raise UserError for settings that a kind of device does not have.
+
+    Args:
+        kind: `cpu`, `mps`, `cuda`, or the kind of another device.
+    """
+    name = {"cpu": "a CPU", "mps": "Apple's GPU"}.get(kind)
+    if name is None:
+        return
+    if plan.execution.cuda_graph:
+        raise UserError(f"execution.cuda_graph=true needs a CUDA device, and this is {name}: leave it out.")
+    if plan.seeks_batch and kind == "cpu":
+        raise UserError("batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N.")
+    if config.build(plan.profiler).needs_nvidia:
+        raise UserError(f"profiler={plan.profiler_name}: {why_not_cuda(kind, name, rocm=False)}.")
+    for setting in _settings_of_nvidia(plan):
+        raise UserError(f"{setting} needs an NVIDIA GPU, and this is {name}: choose algorithm=default.")
+
+
+def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
+    node = plan.algorithm
+    if not str(node.get("_target_")).startswith("perfexp.algorithms."):
+        return
+    layers = node.get("layers") if isinstance(node.get("layers"), Mapping) else {}
+    if node.get("name") == "default" and not layers:
+        return  # which ignores the settings of the others
+    if node.get("name") in _OF_CUDNN:
+        yield f"algorithm={node['name']}"
+    yield from (f"algorithm.layers: {name} for {layer}" for layer, name in layers.items() if name in _OF_CUDNN)
+    if node.get("backend") in _OF_NVIDIA:
+        yield f"algorithm.backend={node['backend']}"
+    if node.get("verify"):
+        yield "algorithm.verify=true"
+
+
+def _check_data(plan: config.Plan) -> None:
+    node, option = plan.data, plan.choices.get("data", "")
+    root = node.get("root")
+    is_own = str(node.get("_target_")).startswith("perfexp.data.")
+    if not (is_own and root) or node.get("download") or Path(root).expanduser().is_dir():
+        return
+    remedies = ["Set it to the folder of the data set"]
+    remedies += ["add data.download=true"] if "download" in node else []
+    remedies += [f"try a small one out: perfexp make-data {option} DIR"] if option in _MADE else []
+    raise UserError(f"data.root is not a folder: {Path(root).expanduser().absolute()}. {', or '.join(remedies)}.")
+
+
+def _check_weights(plan: config.Plan) -> None:
+    node = plan.model
+    weights, folder = node.get("weights"), node.get("weights_dir")
+    # torchvision's own weights have names without an ending
+    is_file = isinstance(weights, str) and weights.endswith(SUFFIXES)
+    if str(node.get("_target_")).startswith("perfexp.models.") and (is_file or (folder and weights is None)):
+        find_weights(plan.model_name, weights, folder)
