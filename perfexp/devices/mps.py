@@ -48,7 +48,7 @@ class MpsDevice(CpuDevice):
         self._evicting += 1.0
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Free unused memory. Torch keeps no peak: `memory` is what its allocator has taken from the driver since."""
+        """Free unused memory. Torch keeps no peak: `memory` is the memory that its allocator holds."""
         if give_back:
             self._evicting = None
             gc.collect()

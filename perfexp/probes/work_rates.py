@@ -83,7 +83,7 @@ def add_work_metrics(
 
 
 def _doubts(work: Work) -> Iterator[Diagnostic]:
-    """What is uncertain about the count itself."""
+    """Doubts about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
         yield diagnostics.make("no_work")
     if work.is_random:
