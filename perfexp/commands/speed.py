@@ -39,7 +39,7 @@ def speed(
     precision: Annotated[
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder, created if it is missing.")] = Path(),
     as_json: Json = False,
 ) -> None:
     """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all GPUs.
@@ -53,7 +53,8 @@ def speed(
         raise UserError("--model is empty.")
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
-    placing.refuse_no_folder(out, "choose another with --out DIR.")
+    if out.exists():
+        placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     documents = []
@@ -111,5 +112,9 @@ def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) 
     path = out / own.file_name
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} can't be created: {error.strerror}. {_REMEDY}") from error
     written.add(placing.put(own, out, remedy=_REMEDY))
     return path
