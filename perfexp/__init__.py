@@ -19,6 +19,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the names of the interface besides those that are imported already."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import a name of the interface on first use: the command line starts without Hydra, pandas and torch."""
     if name in _MODULES:

@@ -64,6 +64,8 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
         UserError: the model or an override is wrong.
         PerfexpError: nothing could be measured.
     """
+    if not (isinstance(model, str) or callable(model) or hasattr(model, "open")):
+        raise UserError(f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a function.")
     quiet = overrides.setdefault("quiet", True)
     console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
     texts = [*arguments, *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")})]

@@ -33,6 +33,20 @@ def test_overrides_are_composed_as_on_the_command_line():
     assert (plan.precision.name, plan.epochs) == ("fp16", None)
 
 
+def test_the_interface_is_listed():
+    listed = subprocess.run(
+        [sys.executable, "-c", "import perfexp; print(dir(perfexp))"], capture_output=True, text=True
+    )
+    assert {f"'{name}'" for name in perfexp.__all__} <= set(listed.stdout.strip("[]\n").split(", "))
+
+
+@pytest.mark.parametrize("model", [3, None, ["resnet18"]])
+def test_what_is_not_a_model_is_a_user_error(model, tmp_path):
+    with pytest.raises(UserError, match="is not a model; pass a name"):
+        perfexp.measure(model, gpu="cpu", tracking="none")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_override_is_a_user_error():
     with pytest.raises(UserError, match="Did you mean batch_size"):
         perfexp.compose(batchsize=8)

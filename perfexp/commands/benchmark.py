@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.composition import compose
+from perfexp.cli.flags import DRY_RUN
 from perfexp.commands.app import LARGEST, MIXED, RUN_MODES, ConfigDir, app, echo, one_of, options
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
@@ -48,6 +49,7 @@ def benchmark(
             metavar="KEY=VALUE", help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, …."
         ),
     ] = None,
+    dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the current folder, or speed_dir=DIR.
@@ -69,7 +71,9 @@ def benchmark(
     _check_speed_file(plan)
     for note in _notes(overrides or (), precision, int(workers), plan):
         echo(note)
-    code, folder = run_plan(arguments, plan)
+    code, folder = run_plan([*arguments, *([DRY_RUN] if dry_run else [])], plan)
+    if dry_run:
+        raise typer.Exit(code)
     # codes above 1 are usage errors, which leave no record
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 

@@ -40,7 +40,8 @@ def speed(
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Output folder; by default this one, or outputs in a container.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Output folder, created if missing; this one, or outputs in a container."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +57,8 @@ def speed(
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
     out = Path(placing.default_folder()) if out is None else out
-    placing.refuse_no_folder(out, "choose another with --out DIR.")
+    if out.exists():
+        placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     documents = []
@@ -114,5 +116,9 @@ def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) 
     path = out / own.file_name
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} can't be created: {error.strerror}. {_REMEDY}") from error
     written.add(placing.put(own, out, remedy=_REMEDY))
     return path

@@ -67,6 +67,7 @@ def ui(
     command = [*_server(location), "--host", host, "--port", str(port), "--allowed-hosts", ",".join(hosts)]
     address = EVERYWHERE.get(host, host)
     base = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    echo(f"Starting MLflow on {base} …", err=True)
     with (
         tempfile.TemporaryFile("w+") as output,
         _environment(location) as environment,

@@ -41,6 +41,14 @@ def settled(*words, overrides=(), **changes):
     return benchmark.settle(overrides, None, **{**defaults, "workers": 5, **six, **changes})
 
 
+def test_a_dry_run_names_the_points_and_makes_nothing(here, capsys):
+    assert commands.run(["benchmark", *SIX, *FAKE, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 point, time unknown" in printed
+    assert "Nothing has been measured." in printed
+    assert not list(here.iterdir())
+
+
 def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
     earlier = Speed(
         log_file="x", model="fake", mode="sp", num_gpus=1, batch_size=2, precision="fp32", images_per_second=1.0

@@ -54,6 +54,15 @@ def test_what_a_log_does_not_say_is_asked_for_and_then_taken_from_options(tmp_pa
     assert json.loads((tmp_path / "fastscnn_mp_bs2_fp32_1_speed").read_bytes())["FINAL_RESULT"] == 4.0
 
 
+def test_the_output_folder_is_created_once_there_is_something_to_write(tmp_path, here):
+    log = tmp_path / "log"
+    log.write_text(writing.mmcv_iter([1.0] * 10))
+    assert commands.run(["speed", str(log), "--out", "a/results"]) == 2
+    assert left(here) == []
+    assert commands.run(["speed", str(log), *GIVEN, "--out", "a/results"]) == 0
+    assert left(here / "a" / "results") == ["fastscnn_sp_bs2_fp32_1_speed"]
+
+
 def test_several_logs_have_a_file_each_even_of_one_name(tmp_path, here):
     for name, seconds in (("a", 0.5), ("b", 0.25), ("c", 1.0)):
         (tmp_path / name).write_text(writing.mmcv_iter([seconds] * 10))
@@ -114,7 +123,7 @@ def test_in_a_runs_own_folder_the_manifest_knows_the_file(make_record, leave_run
         (["inference"], "inference holds no training"),
         (["inference", "--gpus", "2"], "options are for logs"),
         (["log", "--run-mode", "dp"], "give sp for one GPU or mp for several"),
-        (["log", "--out", "nowhere"], "There is no folder nowhere"),
+        (["log", "--out", "log"], "log is not a folder"),
         (["log", "--model", " "], "--model is empty"),
         (["fastscnn_sp_bs2_fp32_1_speed", *GIVEN], "is an input file"),
         (["note", *GIVEN], "note is not a training log"),

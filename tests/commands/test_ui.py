@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from perfexp import commands
+from perfexp.commands import ui
+from perfexp.errors import PerfexpError
 from perfexp.tracking.mlflow_sink import MlflowSink
 from tests.rotation import some_of
 
@@ -40,6 +42,20 @@ def test_a_server_is_its_own_ui(capsys):
     assert commands.run(["ui", "--uri", "http://me:secret@example.org:5000"]) == 0
     out = capsys.readouterr().out
     assert "http://***@example.org:5000" in out
+
+
+def test_the_start_is_told_before_the_server_answers(tmp_path, monkeypatch, free_port, capsys):
+    told = []
+    (tmp_path / "mlflow.db").touch()
+
+    def wait_for(*_):
+        told.append(capsys.readouterr().err)
+        raise PerfexpError("no server")
+
+    monkeypatch.setattr(ui, "_server", lambda uri: [sys.executable, "-c", "input()"])
+    monkeypatch.setattr(ui, "_wait_for", wait_for)
+    assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)]) == 1
+    assert told == [f"Starting MLflow on http://127.0.0.1:{free_port} …\n"]
 
 
 @pytest.mark.slow
