@@ -67,7 +67,9 @@ def check(
 
 @group.command()
 def use(
-    site: Annotated[str | None, typer.Argument(help="Option of the group cluster; none prints the present one.")] = None,
+    site: Annotated[
+        str | None, typer.Argument(help="Option of the group cluster; none prints the present one.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Argument(help="Further KEY=VALUE of each sweep.")] = None,
     config_dir: ConfigDir = None,
     forget: Annotated[bool, typer.Option("--forget", help="Sweeps run on this machine again.")] = False,
