@@ -30,11 +30,11 @@ from perfexp.host import credentials, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
-from perfexp.orchestration.preparation import Assignment, holds_other_plan, is_finished, refuse_other_plan
+from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other_plan, is_finished, refuse_other_plan
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
-from perfexp.records.paths import RunPaths, refuse_link
+from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
@@ -215,6 +215,10 @@ class _Application:
         except Exception as error:
             refusal = as_perfexp_error(error)
             self.failed(refusal)
+            if isinstance(refusal, OtherCode) and self.sweep_run is not None:  # of which no table mixes old and new
+                self._is_refused = True
+                self.sweep_run.unlock()
+                self.sweep_run = None
             if self.sweep_run is not None and not self.is_dry:
                 self.sweep_run.refused(*self._place(self.sweep_run), refusal)
             return refusal
@@ -310,8 +314,11 @@ class _Application:
             axes = axes_of([*self.arguments, *(f"{key}={params[key]}" for key in params if key not in typed)])
             jobs = math.prod(axes.values()) if _is_basic(settings) and all(axes.values()) else None
             written = Path(settings.sweep.dir)
+            folder = _sweep_folder(written, composed.output_dir)
+            if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
+                raise UserError(f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite.")
             sweep_run = SweepRun(
-                folder=_sweep_folder(written, composed.output_dir),
+                folder=folder,
                 command=self.arguments,
                 axes=list(axes),
                 jobs=jobs,

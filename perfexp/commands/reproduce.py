@@ -178,6 +178,8 @@ def _settle(
         ),
         has_gpus=environment.fact_at(record.environment, "device.kind") == "cuda",
     )
+    if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
+        raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):
         listed = "\n  ".join(changes[:20])
         commit = environment.fact_at(record.environment, "git.commit")

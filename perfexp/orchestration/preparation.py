@@ -182,17 +182,18 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
     return {**plain, _PROCESSES: before} if is_lower else plain
 
 
+class OtherCode(UserError):
+    """A folder has results of other code of the user's."""
+
+
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     """Raise UserError if a folder has another plan, or one of another format, as data: nothing of either is built."""
     if not paths.plan.exists():
         return
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)
     if changed := plan_file.differences(before, now):
-        if files := plan_file.changed_sources(before, now):
-            raise UserError(
-                f"{paths.root} has results of other code: {', '.join(files[:20])} changed. Choose another output_dir, "
-                "or add --overwrite."
-            )
+        if why := plan_file.refusal_of_sources(before, now):
+            raise OtherCode(f"{paths.root} has results of other code: {why} --overwrite replaces the results.")
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"

@@ -113,6 +113,17 @@ def _shown(key: str, flat: Mapping[str, Any]) -> str:
     return str(flat.get(key, "–"))[: _LONGEST_HASH if key.startswith("sources.") else _LONGEST]
 
 
+def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return why results of a plan are of other code, with the remedy; None if their files are the same."""
+    files = changed_sources(before, now)
+    if not files:
+        return None
+    listed = ", ".join(files[:20])
+    if not any(file in (now.get("sources") or {}) for file in files):
+        return f"{listed} can't be found here: start in its folder by python -m perfexp, or set PYTHONPATH."
+    return f"{listed} changed since: restore it, or measure the new code into another output_dir."
+
+
 def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the user's files with code that differ between two plans; none where one is of a format without them."""
     before, after = old.get("sources"), new.get("sources")
