@@ -19,7 +19,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, flag_values, joined_flags
-from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
+from perfexp.cli.overrides import (
+    as_typed,
+    axes_of,
+    limited_jobs,
+    parsed,
+    values_of,
+    without_credentials,
+    without_max_jobs,
+)
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cluster.default_site import with_site
@@ -220,7 +228,8 @@ class _Application:
                 self.sweep_run.unlock()
                 self.sweep_run = None
             if self.sweep_run is not None and not self.is_dry:
-                self.sweep_run.refused(*self._place(self.sweep_run), refusal)
+                number, axes = self._place(self.sweep_run)
+                self.sweep_run.refused(number, as_typed(axes), refusal)
             return refusal
         is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1 and not self._optimizes
         if self.is_dry or is_later or self._campaign is not None:
@@ -278,8 +287,8 @@ class _Application:
             plan=plan,
             plain=plain,
             folder=folder,
-            name=naming.run_name(parts, axes),
-            sweep=sweep_run.membership(number, axes, folder),
+            name=naming.run_name(parts, as_typed(axes)),
+            sweep=sweep_run.membership(number, as_typed(axes), folder),
             begun=sweep_run.announce,
             whole=sweep_run.whole,
             number=number + 1,

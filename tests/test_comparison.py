@@ -323,6 +323,24 @@ def test_the_largest_regressions_come_first():
     assert [pair.word for pair in found.pairs] == ["SLOWER", "SLOWER", "SAME", "FASTER"]
 
 
+def test_points_that_differ_in_batch_size_come_in_its_order():
+    sides = [named(name, points=[[1.0, 1.001, 0.999]] * 4) for name in ("one", "two")]
+    for side in sides:
+        sizes = list(dict.fromkeys(point.key.input_size for point in side.points))
+        batches = dict(zip(sizes, (64, 8, 128, 1), strict=True))
+        for point in side.points:
+            point.key = replace_key(point.key, input_size=(32, 32), batch_size=batches[point.key.input_size])
+    assert [pair.key.batch_size for pair in compare(*sides).pairs] == [1, 8, 64, 128]
+
+
+def test_settings_that_are_on_or_off_are_spelled_as_they_are_set():
+    one, two = twice()
+    for side, value in ((one, True), (two, False)):
+        side.plan["execution"] = {**side.plan.get("execution", {}), "channels_last": value}
+    texts = [f"{one.baseline} {one.other}" for one in compare(one, two).sides[1].differences]
+    assert any("channels_last true" in text and "channels_last false" in text for text in texts), texts
+
+
 def test_each_further_side_is_compared_with_the_first():
     found = compare(named("one"), named("two"), named("three"))
     assert [pair.side for pair in found.pairs] == ["B", "C"]

@@ -96,6 +96,13 @@ def test_a_run_without_a_time_is_an_error_for_the_sweeper(search):
     assert "no figure to optimize" in str(Search.figures[0])
 
 
+def test_a_search_whose_runs_are_all_refused_leaves_nothing(search, tmp_path):
+    code, printed, records = search("output_dir=s", batches=(0,))
+    assert (code, records) == (2, [])
+    assert "batch_size=0 is not a batch size" in printed
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.mark.parametrize("flag", ["--dry-run", "hydra/launcher=local"])
 def test_a_sweeper_that_needs_figures_is_refused_where_there_are_none(search, flag, tmp_path):
     given = [flag, "hydra.launcher.gpus=2"] if "launcher" in flag else [flag]

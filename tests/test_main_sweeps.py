@@ -271,6 +271,16 @@ def test_an_experiment_may_sweep_by_itself_and_the_command_line_wins(run, tmp_pa
     assert "2 of 2 runs ended" in printed
 
 
+def test_settings_that_are_on_or_off_are_named_as_they_are_typed(run):
+    code, printed, _ = run(*FAKE, "-m", "execution.channels_last=true,false", "batch_size=1,0", "output_dir=s")
+    assert code == 2
+    assert "channels_last=true" in printed
+    assert "channels_last=True" not in printed
+    assert [child.axes["execution.channels_last"] for child in Sweep.load(Path("s")).children] == [
+        *("true", "true", "false", "false")
+    ]
+
+
 def test_a_dry_run_counts_what_is_missing_and_changes_nothing(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     for name in ("points.jsonl", "record.json"):

@@ -101,6 +101,11 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int]:
     }
 
 
+def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of axes with Booleans as users write them: Hydra's sweeper makes `True` of `true`."""
+    return {axis: value.lower() if value in ("True", "False") else value for axis, value in axes.items()}
+
+
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
     """Return the values of one job's overrides as text; a plain word without the backslashes that Hydra adds."""
     pairs = zip(overrides, parsed(overrides), strict=True)

@@ -57,6 +57,9 @@ class SlurmCampaign:
                 self._hand_over(sweep_run, console)
                 return not waiting
             return self._wait(waiting, sweep_run, console, ended)
+        except PerfexpError:
+            sweep_run.withdraw()
+            raise
         except KeyboardInterrupt:
             console.note("The jobs stay in the queue.")
             self._hand_over(sweep_run, console)

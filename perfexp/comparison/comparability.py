@@ -309,5 +309,6 @@ def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
     for place in places:
         value = values.get(place)
         text = f"{value:g}" if isinstance(value, float) else str(value)
+        text = text.lower() if isinstance(value, bool) else text  # as users write it
         words.append(f"{place.rpartition('.')[2]} {text}" if is_named else text)
     return one_line(", ".join(dict.fromkeys(words)))

@@ -130,7 +130,7 @@ def confidence(level: float) -> str:
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
-    """The ratios of one side to the baseline, the largest regressions of each measure first.
+    """The ratios of one side to the baseline, in the order of the document.
 
     A point that all pairs share is in the header.
     """

@@ -166,7 +166,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         fdr: tolerated share of false verdicts among all that are not UNDECIDED.
         allowed: confounders that the user accepts.
         constant: facts common to all pairs, in words.
-        pairs: all figures, the largest regressions of each measure first.
+        pairs: all figures by measure: in the order of batch sizes alone, otherwise the largest regressions first.
     """
 
     schema_version: int = SCHEMA_VERSION

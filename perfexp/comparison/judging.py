@@ -115,7 +115,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
         sides=tuple(facts),
-        pairs=tuple(sorted(pairs, key=_regressions_first)),
+        pairs=tuple(sorted(pairs, key=_by_batch if _differs_in_batch(pairs) else _regressions_first)),
         means=tuple(_means(drafts)),
         alone=(*alone, *_measures_alone(baseline, matched, figures, names)),
         layers=tuple(
@@ -291,6 +291,16 @@ def _regressions_first(pair: Compared) -> tuple[str, int, float]:
     worst_is_high = MEASURES[pair.measure].is_better_if_lower
     ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
     return pair.side, list(MEASURES).index(pair.measure), -ratio if worst_is_high else ratio
+
+
+def _differs_in_batch(pairs: Sequence[Compared]) -> bool:
+    """Whether the points of a comparison are batch sizes of one phase and input size."""
+    keys = [pair.key for pair in pairs]
+    return len({key.batch_size for key in keys}) > 1 and len({(key.phase, key.input_size) for key in keys}) == 1
+
+
+def _by_batch(pair: Compared) -> tuple[str, int, int]:
+    return pair.side, list(MEASURES).index(pair.measure), pair.key.batch_size
 
 
 def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:

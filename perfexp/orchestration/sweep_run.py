@@ -211,13 +211,20 @@ class SweepRun:
         with self._stack:
             return self._close()
 
+    def withdraw(self) -> None:
+        """Remove a sweep that this command began and of which no job is in the queue."""
+        if not self.paths.jobs.exists():
+            self.paths.withdraw()
+
     def unlock(self) -> None:
         """Leave the folder to others; what is measured in it by other processes goes on."""
         self._stack.close()
 
     def _close(self) -> bool:
-        is_whole = 0 < len(self.sweep.children) == self.sweep.jobs
-        if self._is_refused and is_whole and self.paths.withdraw():
+        is_whole = len(self.sweep.children) == self.sweep.jobs
+        if self.sweep.jobs is None:  # the sweeper chooses
+            is_whole = not any(path.is_dir() for path in self.paths.root.iterdir())
+        if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(self.sweep, None, [])
             return True
         self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")

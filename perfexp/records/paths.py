@@ -31,6 +31,8 @@ _ARTIFACT = re.compile(
 _REPLACED = "replaced"
 #: Folder of checkpoints in that of a run: the only one with files that the run wrote.
 CHECKPOINTS = "checkpoints"
+#: Folder of the output of jobs in that of a sweep.
+JOB_LOGS = "jobs"
 #: Name of the weights that a training ends with, among its checkpoints.
 FINAL_WEIGHTS = "final_weights"
 
@@ -140,7 +142,8 @@ class _Folder:
             if is_own_place(name):
                 (self.root / name).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has a file there
-            for folder in (*[path for path in (self.root / CHECKPOINTS,) if path.is_dir()], *self._made):
+            own = [path for path in (self.root / CHECKPOINTS, self.root / JOB_LOGS) if path.is_dir()]
+            for folder in (*own, *self._made):
                 folder.rmdir()
         return True
 
@@ -349,7 +352,7 @@ class SweepPaths(_Folder):
         self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
         self.jobs = self.root / "jobs.jsonl"
-        self.job_logs = self.root / "jobs"
+        self.job_logs = self.root / JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
     def make_job_logs(self) -> None:

@@ -23,7 +23,7 @@ from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import CHECKPOINTS, RunPaths, is_own_place
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
@@ -109,7 +109,9 @@ class Console:
         self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
         # a record alone may have been copied to the folder
-        paths = (one.path for one in record.artifacts if os.path.lexists(folder / one.path))
+        paths = [one.path for one in record.artifacts if os.path.lexists(folder / one.path)]
+        own = filter(is_own_place, sorted(RunPaths(folder).claimed()))
+        paths += [name for name in own if name.startswith(f"{CHECKPOINTS}/") and os.path.lexists(folder / name)]
         names = ", ".join(f"{path} (images/s as JSON)" if path.endswith("_speed") else path for path in paths)
         if names and not self.quiet:
             self._line(names, indent=2)

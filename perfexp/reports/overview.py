@@ -137,6 +137,8 @@ def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
     sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
     if not sums:
         return []
+    if any(one.code == "phases_disagree" for point in record.points for one in point.doubts):  # which has their sum
+        return ["medians of a pass of their own, one phase after the other"]
     return [f"medians of a pass of their own, one phase after the other; their sum is {' and '.join(sums)}"]
 
 

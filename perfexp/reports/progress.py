@@ -142,7 +142,7 @@ class Progress:
             self._print(text)
 
     def done(self, status: str, result: str) -> None:
-        """The current point is done; the result is its time, or why there is none."""
+        """The current point is done; the result is its time. The reasons of others stand below the results."""
         self._finished += 1
         if self._epochs is not None:
             self._bar.remove_task(self._epochs)
@@ -151,8 +151,8 @@ class Progress:
         is_all_of_a_run = self._whole is not None and self._whole.counts_runs and self._total == 1  # has its own line
         if self._quiet or not (self._plain or status != Status.OK) or is_all_of_a_run:
             return
-        ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
-        self._print(f"[{self._finished}/{self._total}] {self._key}: {ending}")
+        ending = result if status == Status.OK else ""
+        self._print(f"[{self._finished}/{self._total}] {self._key}: {ending or status}")
 
     @property
     def left_text(self) -> str:

@@ -1,6 +1,7 @@
 """Campaigns without SLURM: requests, states from scripted answers of its commands, turns on a host, local processes."""
 
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -328,11 +329,32 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm")
     assert code == 2
     assert "is not on the PATH" in printed
-    assert not SweepPaths(run.folder / "s").in_use()
+    assert not (run.folder / "s").exists()
     code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1")
     assert printed.count("warn_seconds=1") == 1
     assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
     assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeypatch, is_new):
+    calls = []
+
+    def call(*command, **_):
+        calls.append(command[0])
+        raise PerfexpError("sbatch failed: Invalid partition")
+
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 1000)
+    monkeypatch.setattr(slurm, "submit", call)
+    sweep = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "-m", "batch_size=1,2", "output_dir=s")
+    if not is_new:
+        assert run(*sweep)[0] == 0
+        for folder in (run.folder / "s").glob("1_*"):
+            shutil.rmtree(folder)
+    code, printed, _ = run(*sweep, "hydra/launcher=slurm")
+    assert (code, bool(calls)) == (1, True), printed
+    assert "Invalid partition" in printed
+    assert (run.folder / "s").exists() is not is_new
 
 
 def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):

@@ -179,3 +179,10 @@ def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
 def test_every_command_explains_itself(name, capsys):
     assert dispatch([name, "--help"]) == 0
     assert f"Usage: perfexp {name}" in capsys.readouterr().out
+
+
+def test_the_comments_of_experiments_are_whole_sentences(capsys):
+    assert commands.run(["list", "experiments"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.endswith((".", "FOLDER")) for line in lines), lines

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
 from pathlib import Path
@@ -334,6 +335,27 @@ def test_the_sum_of_the_printed_phases_is_a_share_of_the_printed_p50(build: Buil
     assert f"one phase after the other; their sum is {of}" in text
 
 
+def test_the_sum_of_the_phases_is_told_once(build: Builder) -> None:
+    phases = [Series(name=f"phase/{name}", samples=[0.04] * 20, warmup=0) for name in ("forward", "backward")]
+    point = build.point(0.1, noise=0.0, kinds=("device",), series=phases)
+    point.metrics.append(Metric(name="phases_over_whole", value=1.3, unit="1"))
+    point.doubts.append(make("phases_disagree", ratio=1.3, whole="device", why=""))
+    text = "\n".join(lines_of(lambda console: console.results(build.record(point))))
+    assert "their sum is" not in text
+    assert text.count("add up to") == 1
+
+
+def test_checkpoints_are_among_the_files(build: Builder, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("x_best.pt", "other.pt"):
+        (tmp_path / "checkpoints" / name).touch()
+    claimed = ["checkpoints/x_best.pt", "checkpoints/gone.pt", "../x", "checkpoints/../../y"]
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": claimed}))
+    out = io.StringIO()
+    console(out).show(build.record(build.point()), tmp_path)
+    assert out.getvalue().splitlines()[-1] == "  checkpoints/x_best.pt"
+
+
 def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -> None:
     def point(size: int, first: float) -> Point:
         made = build.point(size=size)
@@ -644,10 +666,10 @@ def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None
         progress.block("latency")
         progress.done("ok", "62.4 ms ± 0.8 %")
         progress.point("inference 512")
-        progress.done("oom", "no\nmemory \x1b[31mleft")
+        progress.done("oom", "")
     assert out.getvalue().splitlines() == [
         "[1/2] inference 224: 62.4 ms ± 0.8 %",
-        "[2/2] inference 512: oom: no memory [31mleft",
+        "[2/2] inference 512: oom",
     ]
 
 
