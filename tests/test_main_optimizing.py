@@ -103,6 +103,16 @@ def test_a_search_whose_runs_are_all_refused_leaves_nothing(search, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+def test_another_study_is_not_mixed_with_that_of_a_folder(search, tmp_path):
+    assert search("output_dir=s", batches=(1,))[0] == 0
+    before = (tmp_path / "s" / "sweep.json").read_bytes()
+    (tmp_path / "own" / "hydra" / "sweeper" / "search.yaml").unlink()
+    (tmp_path / "own" / "hydra" / "sweeper").rmdir()
+    code, printed, _ = search("output_dir=s", batches=(2,))
+    assert (code, printed.count("has a study, which can't go on")) == (2, 1)
+    assert (tmp_path / "s" / "sweep.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("flag", ["--dry-run", "hydra/launcher=local"])
 def test_a_sweeper_that_needs_figures_is_refused_where_there_are_none(search, flag, tmp_path):
     given = [flag, "hydra.launcher.gpus=2"] if "launcher" in flag else [flag]

@@ -77,3 +77,24 @@ def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
     capsys.readouterr()
     commands.run(["compare", "a", "b"])
     assert "B against A: pieces/heads.py differs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_sweep_of_changed_code_has_no_table_and_a_repetition_names_the_file(here, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
+    command += ["ttfp=false", "tracking=none", "-m", "batch_size=1,2", "output_dir=s"]
+    assert main(command) == 0
+    (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))
+    capsys.readouterr()
+    assert main(command) == 2
+    told = capsys.readouterr()
+    assert told.err.count("has results of other code: pieces/heads.py changed") == 1
+    assert "samples/s" not in told.out
+    [run] = (path.parent for path in here.glob("s/0*/record.json"))
+    assert commands.run(["reproduce", str(run), "--config-dir", "conf"]) == 2
+    assert "was measured with other code: pieces/heads.py changed" in capsys.readouterr().err
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(here))])
+    assert main(command) == 2
+    assert "pieces/heads.py can't be found here" in capsys.readouterr().err
