@@ -27,6 +27,8 @@ def check_here(plan: config.Plan) -> None:
         raise DeviceMismatch("gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto.")
     if plan.gpu_name == "auto" and auto.predicted_name(plan.gpu.get("index") or 0) == "cpu":
         check_kind(plan, "cpu")
+        if plan.ranks > 1:
+            raise DeviceMismatch(f"{plan.ranks} ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU.")
     _check_data(plan)
     node = plan.mode.train
     file = node.get("resume_from") if isinstance(node, Mapping) else None

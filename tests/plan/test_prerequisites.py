@@ -124,3 +124,11 @@ def test_a_worker_finds_mistakes_before_it_reserves_the_device(tmp_path, monkeyp
     monkeypatch.setattr(lock, "held", held)
     with pytest.raises(UserError, match=message), bench.opened():
         pass
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "device_lock=fail"])
+def test_ranks_without_a_gpu_are_those_of_a_cpu_that_was_asked_for(run, monkeypatch, flag):
+    monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
+    code, printed, records = run(*NO_DEVICE, "gpu.count=99", flag)
+    assert (code, records) == (2, [])
+    assert printed == "error: 99 ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU.\n"
