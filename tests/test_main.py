@@ -281,4 +281,5 @@ def test_a_model_that_rejects_its_inputs_is_not_started_again_for_the_cold_start
     assert cold.error == f"not tried: {timed.error}"
     assert not cold.series
     progress, _, results = printed.partition("not measured")
-    assert (progress.count("at least 64"), results.count("at least 64")) == (1, 1)
+    assert (progress.count("at least 64"), results.count("at least 64")) == (0, 1)
+    assert "batch 1: unsupported\n" in progress
