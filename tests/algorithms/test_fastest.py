@@ -69,7 +69,9 @@ def session(module):
         with torch.inference_mode():
             yield
 
-    return SimpleNamespace(module=module, device=CpuDevice(), inferring=inferring, eager=module)
+    return SimpleNamespace(
+        discard_compiled=lambda: None, module=module, device=CpuDevice(), inferring=inferring, eager=module
+    )
 
 
 def forced(tmp_path, **settings):

@@ -52,7 +52,7 @@ def net():
 
 
 def session(module):
-    return SimpleNamespace(module=module)
+    return SimpleNamespace(discard_compiled=lambda: None, module=module)
 
 
 def outputs_and_gradients(module, inputs):

@@ -180,7 +180,7 @@ def _spelled(which, code):
 def prove(name, **settings):
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3))
     forced, inputs = Forced(name=name, backend="cudnn", verify=True, **settings), torch.randn(2, 4, 9, 8)
-    with forced.applied(SimpleNamespace(module=model)):
+    with forced.applied(SimpleNamespace(discard_compiled=lambda: None, module=model)):
 
         def step():
             model(inputs.requires_grad_()).sum().backward()
@@ -288,7 +288,7 @@ def test_a_calibrated_table_is_used_in_place_of_the_shipped_one(cudnn, place):
 def test_without_a_proof_an_algorithm_of_cudnn_is_requested_only(cudnn):
     forced = Forced(name="gemm", backend="cudnn")
     model, inputs = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1)), torch.randn(2, 4, 9, 8)
-    with forced.applied(SimpleNamespace(module=model)):
+    with forced.applied(SimpleNamespace(discard_compiled=lambda: None, module=model)):
         model(inputs)
     report = forced.report()
     assert statuses(report) == {"requested"}
@@ -409,7 +409,7 @@ def test_the_kernels_of_torchs_own_choice_name_its_algorithm(kernels, algorithm)
 
 def test_nothing_is_proven_where_that_is_not_asked_for(cudnn):
     forced = Forced(name="gemm", backend="cudnn")
-    with forced.applied(SimpleNamespace(module=nn.Conv2d(1, 1, 1))):
+    with forced.applied(SimpleNamespace(discard_compiled=lambda: None, module=nn.Conv2d(1, 1, 1))):
         assert not forced.prove(lambda: None)
 
 
