@@ -371,7 +371,7 @@ def test_a_seed_is_of_accuracies_and_not_of_times(accuracies, is_subject):
     [
         ("replicate", (1, 3), "replicate 1 → 3"),
         ("percentiles", ([50], [99]), "percentiles [50] → [99]"),
-        ("probes", ({"energy": False}, {"energy": True}), "probes energy False → energy True"),
+        ("probes", ({"energy": False}, {"energy": True}), "probes energy false → energy true"),
         ("execution", ({"compile": None}, {"compile": "default"}), "execution compile None → compile default"),
         ("gpu", ({"count": 1}, {"count": 2}), "gpus 1 → 2"),
     ],

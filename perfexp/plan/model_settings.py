@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfexp.modes.train import Train
-
 _MMSEG = "perfexp.models.mmseg.Mmseg"
 _SKELETONS = "perfexp.models.clip_gesture.ClipGesture"
 _TRAIN = "perfexp.modes.train.Train"
@@ -44,6 +42,8 @@ def _settings_of_trainer(node: Any) -> list[str]:
     """
     if not isinstance(node, dict) or node.get("_target_") != _TRAIN:
         return []
+    from perfexp.modes.train import Train  # which a cold start does without
+
     return Train(**{key: value for key, value in node.items() if key != "_target_"}).of_trainer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from perfexp.devices import Cache
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import mmseg_names
-from perfexp.plan import config, prerequisites
+from perfexp.plan import config
 from perfexp.speed import placing
 
 #: Modes of torch.compile.
@@ -48,7 +48,6 @@ def check(plan: config.Plan) -> None:
         raise UserError(
             f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: leave it out."
         )
-    prerequisites.check_kind(plan, plan.gpu_name)
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)
