@@ -23,9 +23,9 @@ _MADE = ("images", "cifar10", "cityscapes", "skeletons")
 
 def check_here(plan: config.Plan) -> None:
     """Raise UserError for a plan that cannot be measured on this machine; reads no device, and imports no torch."""
+    check_kind(plan, plan.gpu_name)
     if plan.gpu_name == "mps" and SYSTEM != "Darwin":
         raise DeviceMismatch("gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto.")
-    check_kind(plan, plan.gpu_name)
     if plan.gpu_name == "auto" and auto.predicted_name(plan.gpu.get("index") or 0) == "cpu":
         check_kind(plan, "cpu")
         if plan.ranks > 1:
