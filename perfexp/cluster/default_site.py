@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
+from perfexp.cli.flags import MULTIRUN
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.host.cache import home
@@ -45,15 +45,13 @@ def use(chosen: Sequence[str]) -> None:
 
 
 def with_site(arguments: Sequence[str]) -> list[str]:
-    """Put the words before those of a sweep; a key or folder that the user typed replaces the stored one.
+    """Put the words before those of a sweep (joined flags); a key or folder that was typed replaces the stored one.
 
     With another launcher than the stored one, none of its settings are added.
     """
     if not any(text in MULTIRUN for text in arguments):
         return list(arguments)
     typed = {text.lstrip("+~").partition("=")[0] for text in arguments}
-    if typed & {*CONFIG_DIR}:
-        typed |= {*CONFIG_DIR}
     added = [word for word in words() if word.partition("=")[0] not in typed]
     if _LAUNCHER in typed:
         added = [word for word in added if not word.startswith("hydra.launcher.")]

@@ -34,7 +34,7 @@ def check_here(plan: config.Plan) -> None:
     node = plan.mode.train
     file = node.get("resume_from") if isinstance(node, Mapping) else None
     if file and not Path(file).expanduser().is_file():
-        raise UserError(f"mode.train.resume_from={file}: there is no such file. Name a checkpoint of perfexp.")
+        raise UserError(f"mode.train.resume_from={file} is missing. Name a checkpoint of perfexp.")
     _check_weights(plan)
 
 

@@ -61,7 +61,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
 
 def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
-    """Return the failure of an inference whose training failed before it, so that there are no weights."""
+    """Return the failure of an inference without weights, since its training failed."""
     has_failed = any(point.key.phase == "train" and point.status is not Status.OK for point in results)
     if key.phase != "inference" or not has_failed:
         return None

@@ -53,7 +53,7 @@ def test_settings_of_nvidia_gpus_are_refused_on_a_cpu(run, tmp_path, monkeypatch
         (["data=images", "data.root=nowhere"], "data.root is not a folder: .*nowhere.* perfexp make-data images DIR"),
         (["data=cifar10", "data.root=nowhere"], "data.root is not a folder: .*nowhere.* data.download=true"),
         (["data=clips", "data.root=nowhere"], "data.root is not a folder: .*nowhere. Set it to the folder"),
-        ([*TRAINS, "mode.train.resume_from=x.pt"], "mode.train.resume_from=x.pt: there is no such file"),
+        ([*TRAINS, "mode.train.resume_from=x.pt"], "mode.train.resume_from=x.pt is missing"),
         (["model.weights=x.pt"], "There are no weights x.pt in"),
         (["model.weights_dir=nowhere"], "model.weights_dir is not a folder: nowhere"),
     ],
