@@ -165,6 +165,7 @@ def test_segmentation_models_have_the_full_benchmark_too(finished):
     assert (ended.root / "x/checkpoints/fastscnn_synthetic_epoch_final_weights.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_one_line_and_leaves_no_figures(finished):
     """Skeletons of another width: the training is refused, and no inference is tried without its weights."""
     ended = finished(

@@ -31,6 +31,7 @@ def test_what_is_typed_replaces_what_is_stored(typed, added):
     assert default_site.with_site(typed.split()) == [*added, *typed.split()]
 
 
+@pytest.mark.slow
 def test_a_site_is_used_by_each_sweep_until_it_is_forgotten(tmp_path, monkeypatch, capsys, config):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # without SLURM

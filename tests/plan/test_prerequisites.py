@@ -85,6 +85,7 @@ def test_a_finished_run_needs_no_files(run, monkeypatch):
     assert run(*settings, "batch_size=2", "output_dir=y")[0] == 2
 
 
+@pytest.mark.slow
 def test_every_algorithm_that_a_cpu_lacks_is_known_without_torch():
     for file in (conf_dir() / "algorithm").glob("*.yaml"):
         name, is_refused = file.stem, False

@@ -56,6 +56,7 @@ cd "$PWD" && shift && "$@"
 SMALL = ("tracking=none", "probes.work=false", "input_size=64", "quiet=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [("benchmark", "fake", "sp", "fp32", "2", "20", "0", "gpu=fake"),
