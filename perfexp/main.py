@@ -34,7 +34,7 @@ from perfexp.cluster.default_site import with_site
 from perfexp.cluster.element import Element, of_arguments
 from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials, interrupts, scheduler
+from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.job import exit_code
@@ -42,6 +42,7 @@ from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
+from perfexp.plan.plan_fields import ProcessStart
 from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
@@ -82,6 +83,8 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.print_json(JSON in arguments)
         arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON, *VERBOSE)]
         refuse_words(arguments)
+        if not application.is_dry:
+            fork_server.prepare()  # it starts while the plan is composed
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
         arguments, application.element = of_arguments(arguments)
@@ -214,6 +217,8 @@ class _Application:
             is_here = self._campaign is None or not self._campaign.outlives
             if is_here and not is_finished(RunPaths(assignment.folder), assignment.plan):
                 prerequisites.check_here(assignment.plan)
+            if is_here and not self.is_dry and assignment.plan.process_start == ProcessStart.forked:
+                fork_server.prepare(config.imports(plain))
             if self._campaign is not None:
                 self._campaign.add(assignment, config.cluster_of(composed), command)
             elif assignment.plan.nodes > 1:

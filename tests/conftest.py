@@ -22,7 +22,7 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from perfexp.host import process
+from perfexp.host import fork_server
 from perfexp.main import main
 from perfexp.orchestration import run_history
 from perfexp.records.record import (
@@ -38,7 +38,7 @@ from perfexp.records.record import (
     overall_status,
 )
 from perfexp.reports import run_files
-from tests import composing, forking, rotation, undrawn
+from tests import composing, rotation, undrawn
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -101,14 +101,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def forked_processes() -> Iterator[None]:
-    """Workers of the scripted device are forked: see tests/forking.py and `spawned`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "subprocess", forking.forking)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def remembered_compositions() -> Iterator[None]:
     """Hydra composes each part of perfexp's own configuration once: see tests/composing.py."""
     with composing.remembered():
@@ -118,7 +110,11 @@ def remembered_compositions() -> Iterator[None]:
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests to which it matters that a process has a new interpreter."""
-    monkeypatch.setattr(forking, "enabled", False)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise fork_server.Unforkable("a test asks for new interpreters")
+
+    monkeypatch.setattr(fork_server, "fork", refuse)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from perfexp.devices import lock
 from perfexp.main import main
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
-from tests import forking
+from tests import processes
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    return forking.start(
+    return processes.start(
         *arguments,
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -121,9 +121,9 @@ def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_pat
 
     begin = supervisor.WorkerProcess
 
-    def gone(command, log):
+    def gone(command, log, **options):
         shutil.rmtree(log.parent)
-        return begin(command, log)
+        return begin(command, log, **options)
 
     monkeypatch.setattr(supervisor, "WorkerProcess", gone)
     code, printed, _ = run(*FAKE, "output_dir=x", "quiet=true")

@@ -20,7 +20,7 @@ from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
 from perfexp.records import diagnostics
 from perfexp.records.record import Status
-from tests import forking
+from tests import processes
 from tests.rotation import some_of
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -491,7 +491,7 @@ def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
     ],
 )
 def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(setting, message, tmp_path):
-    done = forking.run("model=fake", "gpu=fake", setting, "output_dir=x", cwd=tmp_path)
+    done = processes.run("model=fake", "gpu=fake", setting, "output_dir=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert message in done.stderr

@@ -19,7 +19,7 @@ from perfexp.cluster.campaign import Ended, Version, enter_finished, version
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, untrusted
-from perfexp.host.process import python_command
+from perfexp.host.installation import python_command
 from perfexp.orchestration.job import exit_code, show_results
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from perfexp.errors import UserError, did_you_mean
-from perfexp.host.process import python_command
+from perfexp.host.installation import python_command
 from perfexp.plan.schema import Cluster, ClusterGpu
 
 #: Kinds of devices that are not GPUs.

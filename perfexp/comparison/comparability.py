@@ -149,10 +149,10 @@ FACTS = {
     "seed": _subject("seed"),  # of accuracies and losses
     **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "replicate", "percentiles", "probes")},
 }
-#: Confounders that `--allow` accepts; the last four are those of a point.
+#: Confounders that `--allow` accepts; the last five are those of a point.
 ALLOWABLE = (
     *(key for key, fact in FACTS.items() if fact.role is Role.CONFOUNDER),
-    *("device_method", "rate_method", "meter", "diagnostics"),
+    *("device_method", "rate_method", "process_start", "meter", "diagnostics"),
 )
 
 
@@ -210,6 +210,10 @@ def point_differences(
     if None not in methods and methods[0] != methods[1]:
         remedy = "time the pipelined loop of both, which cache=flush leaves out"
         found.append(_confounder("rate_method", str(methods[0]), str(methods[1]), allowed, ("throughput",), remedy))
+    starts = [points[0].facts.get("process_start") for _, points in sides]
+    if starts[0] and starts[1] and starts[0] != starts[1]:
+        remedy = "set the same process_start= for both"
+        found.append(_confounder("process_start", starts[0], starts[1], allowed, _OF_HOST, remedy))
     boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
     if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
         remedy = "measure the energy of both on one board, since each meter has an error of its own"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from perfexp.devices import Device, Event
 from perfexp.errors import is_out_of_host_memory
+from perfexp.host import fork_server
 from perfexp.meters import Found, rapl
 from perfexp.records.record import Metric
 
@@ -118,9 +119,12 @@ def _last_level_bytes() -> int:
 
 
 def _peak_resident_bytes() -> int:
-    """Peak resident memory: since the last reset on Linux, since the start of the process elsewhere."""
+    """Peak resident memory: since the last reset on Linux, since the start of the process elsewhere.
+
+    Pages of libraries that a forked process uses after its server count twice, 2 % of resnet18's 443 MiB.
+    """
     if kibibytes := _search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status")):
-        return int(kibibytes) * 1024
+        return int(kibibytes) * 1024 + fork_server.uncounted_bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else peak * 1024
 

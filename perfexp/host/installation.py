@@ -20,3 +20,12 @@ def conf_dir() -> Path:
 def is_here_on_path() -> bool:
     """Return whether modules are searched in the current folder, as by `python -m perfexp` but not by `perfexp`."""
     return "" in sys.path or str(Path.cwd()) in sys.path
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a process of its own.
+
+    The working directory is on its path only if it is on this process's (`python -m perfexp`): a foreign folder may
+    hold a torch.py.
+    """
+    return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]

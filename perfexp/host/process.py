@@ -8,20 +8,19 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import psutil
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import interrupts, untrusted
+from perfexp.host import fork_server, interrupts, untrusted
 from perfexp.host.files import disk_error
-from perfexp.host.installation import is_here_on_path
+from perfexp.host.installation import python_command
 
 #: Limit on the end of a process after SIGTERM, and again after SIGKILL.
 _GRACE_SECONDS = 5.0
@@ -38,15 +37,6 @@ Event = dict[str, Any]
 def worker_command(*arguments: str) -> list[str]:
     """Return the command that starts a worker with these arguments."""
     return python_command("perfexp.worker.entry", *arguments)
-
-
-def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in a process of its own.
-
-    The working directory is on its path only if it is on this process's (`python -m perfexp`): a foreign folder may
-    hold a torch.py.
-    """
-    return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]
 
 
 class _Shape(msgspec.Struct):
@@ -77,36 +67,60 @@ class SilenceError(Exception):
 class WorkerProcess:
     """A worker in a session of its own, whose events arrive as lines of JSON through a pipe.
 
+    It is forked where that is possible, which saves the imports, and else started as a new interpreter.
+
     Args:
-        command: command line; arguments for the pipe and the time of its start are added.
+        command: command line; arguments for the pipe, its parent and the time of its start are added.
         log: file for its output.
+        imports: modules that it needs, if it may be forked; None for a new interpreter, or another program.
+
+    Attributes:
+        is_forked: whether it was forked.
 
     Raises:
         UserError: it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, imports: Sequence[str] | None = None) -> None:
+        self._process: subprocess.Popen[bytes] | fork_server.Forked
         self._events, send = os.pipe()
-        command = [*command, f"--events-fd={send}", f"--parent={os.getpid()}"]
+        self.is_forked = imports is not None
         try:
             with untrusted.open_append(log) as file:
                 file.write(f"$ {shlex.join(command)}\n".encode())
                 file.flush()
-                self._process = subprocess.Popen(
-                    [*command, f"--spawned-ns={time.perf_counter_ns()}"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    pass_fds=[send],
-                    start_new_session=True,
-                )
+                if imports is not None:
+                    try:
+                        module, *arguments = command[command.index("-m") + 1 :]
+                        self._process = fork_server.fork(module, arguments, imports, log=file.fileno(), events=send)
+                    except fork_server.Unforkable as reason:
+                        self.is_forked = False
+                        file.write(f"started as a new interpreter: {reason}\n".encode())
+                        file.flush()
+                if not self.is_forked:
+                    self._process = self._started(command, file, send)
         except OSError as error:
             os.close(self._events)
             if not log.parent.is_dir():
                 raise disk_error(error) from error
             raise UserError(f"The worker can't be started ({command[0]}): {error.strerror}.") from error
+        except BaseException:
+            os.close(self._events)
+            raise
         finally:
             os.close(send)
+
+    @staticmethod
+    def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
+        own = [f"--events-fd={send}", f"--parent={os.getpid()}", f"--spawned-ns={time.perf_counter_ns()}"]
+        return subprocess.Popen(
+            [*command, *own],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[send],
+            start_new_session=True,
+        )
 
     def events(self, silence_seconds: float | None) -> Iterator[Event]:
         """Yield its events until it has ended, without polling.
@@ -148,7 +162,7 @@ class WorkerProcess:
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             others = self._others()
-            targets: list[subprocess.Popen[bytes] | psutil.Process] = [self._process, *others]
+            targets: list[subprocess.Popen[bytes] | fork_server.Forked | psutil.Process] = [self._process, *others]
             for target in targets:
                 with suppress(psutil.Error, ProcessLookupError):
                     target.send_signal(number)
@@ -164,7 +178,7 @@ class WorkerProcess:
                 f"The worker (process {self._process.pid}) cannot be ended: it hangs in the kernel, perhaps in the "
                 "device's driver. Nothing more can be measured there until that is fixed."
             )
-        return self._process.returncode
+        return self._process.returncode or 0
 
     def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
         """New data; None once the process has ended and everything was read."""

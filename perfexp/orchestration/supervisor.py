@@ -36,6 +36,8 @@ from perfexp.records.record import (
 
 #: Statuses that another process would end with as well.
 _LASTING = (Status.UNSUPPORTED, Status.OOM, Status.OOM_PREDICTED)
+#: Argument of a worker that measures its own start.
+_COLD_START = "--what=ttfp"
 #: Workers in a row that a signal may end without a result before the points are abandoned.
 _STARTS = 2
 
@@ -60,6 +62,7 @@ class Job:
         first_predictions: cold starts, each in a process of its own.
         profiles: profiles, each in a process of its own after everything else.
         again: profiles with a result, which stays until there is a new one.
+        imports: modules of the workers, which are forked from a process that has them; None for new interpreters.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         refusal: why the measurement was abandoned; None if it was not.
         choose: points by the results so far, of a sparse sweep, one with `oom=shrink` or the largest batch; None for a
@@ -76,6 +79,7 @@ class Job:
     profiler: Profiler = field(default_factory=NoProfiler)
     settings: Mapping[str, Any] = field(default_factory=dict)
     command: Sequence[str] = ()
+    imports: Sequence[str] | None = None
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
@@ -307,7 +311,7 @@ def recorded_environment(job: Job) -> Mapping[str, Any]:
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
-    process = WorkerProcess(command, job.paths.log)
+    process = WorkerProcess(command, job.paths.log, imports=None if prefix or _COLD_START in what else job.imports)
     current: Key | None = None
     refusal, failure, silence, garbled = None, None, None, None
     try:

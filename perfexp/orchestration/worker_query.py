@@ -29,7 +29,8 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
         (Path(folder) / "plan.yaml").write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
-        process = WorkerProcess(worker_command(folder, f"--what={what}", f"--plan-sha256={sha256}"), log)
+        command = worker_command(folder, f"--what={what}", f"--plan-sha256={sha256}")
+        process = WorkerProcess(command, log, imports=config.imports(plain))
         answer, failure = None, None
         try:
             for event in process.events(plain["timeout_seconds"]):

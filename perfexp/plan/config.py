@@ -32,6 +32,8 @@ from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shru
 
 #: Seconds of an energy window before it starts, and of the work that ranks do together besides timing.
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
+#: Modules that a worker with a torch model imports when it needs them.
+_OF_TORCH = ("torch", "perfexp.models.module", "perfexp.devices.cuda")
 #: Series of the undisturbed call, by one clock or by three.
 _SYNCHRONOUS_SERIES, _ASYNCHRONOUS_SERIES = 1, 3
 
@@ -334,6 +336,18 @@ def locate(node: Mapping[str, Any]) -> Any:
         return get_object(node["_target_"])
     except Exception as error:
         raise UserError(f"{node['_target_']} can't be imported: {why_not_imported(error)}") from error
+
+
+def imports(plain: Mapping[str, Any]) -> list[str]:
+    """Return the modules of perfexp and of frameworks that a worker of a plan needs; the user's own are not among them.
+
+    Those may do anything when they are imported, and may have changed since the last time.
+    """
+    modules = ["perfexp.measuring.procedure", "scipy.special"]
+    if not str(plain["model"]["_target_"]).startswith("perfexp.models.fake."):
+        modules += _OF_TORCH
+    named = (target.rpartition(".")[0] for _, target in targets(plain) if target.startswith("perfexp."))
+    return list(dict.fromkeys([*modules, *named]))
 
 
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -13,8 +13,9 @@ from perfexp.models import Execution, Precision
 from perfexp.plan.schema import ModeSettings
 
 #: Version of plan.yaml, raised with each change of its keys, and the first one that is continued. History: 1 — without
-#: a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and precision=torch as the default.
-FORMAT, FIRST_FORMAT = 3, 2
+#: a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and precision=torch as the default; 4 —
+#: `process_start`.
+FORMAT, FIRST_FORMAT = 4, 2
 
 
 class DeviceLock(StrEnum):
@@ -22,6 +23,13 @@ class DeviceLock(StrEnum):
 
     wait = "wait"
     fail = "fail"
+
+
+class ProcessStart(StrEnum):
+    """How the processes that measure are started; where a fork is impossible, as a new interpreter each."""
+
+    forked = "forked"
+    fresh = "fresh"
 
 
 class HostSharing(StrEnum):
@@ -114,6 +122,7 @@ class PlanSchema:
     cache: Cache = Cache.warm
     seed: int = 0
     timeout_seconds: float | None = 3600.0
+    process_start: ProcessStart = ProcessStart.forked
     device_lock: DeviceLock = DeviceLock.wait
     host_sharing: HostSharing = HostSharing.none
     output_dir: str | None = None

@@ -26,7 +26,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import scheduler
-from perfexp.host.process import python_command
+from perfexp.host.installation import python_command
 from perfexp.ranks import start
 from perfexp.ranks.meeting import Meeting
 from perfexp.records.messages import Events

@@ -21,7 +21,7 @@ from typing import Any
 from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
 from perfexp.host.credentials import hide, reveal
-from perfexp.host.process import python_command
+from perfexp.host.installation import python_command
 from perfexp.records.record import Point, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line

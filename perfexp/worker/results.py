@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from perfexp.host import fork_server
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Key, Point, Status, point_to_line
@@ -27,6 +28,7 @@ def begin(key: Key, emit: Events) -> None:
 def append(point: Point, paths: RunPaths, emit: Events) -> None:
     """Append a point; it failed if its code forked this process or replaced the clock. A copy ends here."""
     emit.end_copy()
+    point.facts["process_start"] = "forked" if fork_server.is_forked else "fresh"
     if point.status is Status.OK and _forks:
         point.status = Status.FAILED
         point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"

@@ -39,7 +39,6 @@ from perfexp.plan.schema import Cluster, ClusterGpu
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, point_to_line
 from perfexp.records.sweep_record import Sweep, SweepChild
-from tests import forking
 
 EARLIER, LATER = "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:00+00:00"
 
@@ -309,7 +308,6 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
-    monkeypatch.setattr(local_queue, "subprocess", forking.forking)
     fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
     sweep = (*fake, "hydra.launcher.gpus=2", "output_dir=s", "batch_size=1,64", "model.faults.fail=1000000")
     code, printed, records = run(*sweep, "hydra.launcher.exclusive=false")

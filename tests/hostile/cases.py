@@ -160,7 +160,6 @@ def programs_and_nested_settings(place):
 
 @case
 def code_in_the_current_folder(place):
-    place.forks = False  # a new interpreter has a path of its own
     for name in ("torch", "yaml", "perfexp", "numpy", "mlflow", "psutil", "sitecustomize", "hydra_plugins"):
         (place.cwd / f"{name}.py").write_text(place.planted)
     (place.cwd / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
@@ -171,7 +170,6 @@ def code_in_the_current_folder(place):
 
 @case
 def a_repository_that_runs_programs(place):
-    place.forks = False  # a new interpreter has a path of its own
     (place.cwd / ".git" / "hooks").mkdir(parents=True)
     program = place.cwd / "program"
     program.write_text(f"#!/bin/sh\ntouch {place.canary}\n")
@@ -519,7 +517,6 @@ def a_stage_that_holds_runs_of_others(place):
 
 @case
 def pipes_where_people_look(place):
-    place.forks = False
     os.mkfifo(place.cwd / "matplotlibrc")
     (place.run / "points.jsonl").unlink()
     yield [[f"resume={place.run}"]]

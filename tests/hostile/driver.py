@@ -3,8 +3,7 @@
     python -P tests/hostile/driver.py
 
 A line of JSON on stdin for each case: `command` (arguments), `cwd`, `environment`, `out` (a folder for what it prints),
-`watch` (see site/sitecustomize.py), `seconds`, and `forks` (whether a command's own processes are forked: see
-tests/forking.py). A line on stdout for each: `code`, None where it had to be killed.
+`watch` (see site/sitecustomize.py) and `seconds`. A line on stdout for each: `code`, None where it had to be killed.
 """
 
 import importlib
@@ -20,27 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 
 import mlflow.tracking  # noqa: F401 - imported once, for all cases
 
-import perfexp.commands
-import perfexp.devices.fake
-import perfexp.host.process
-import perfexp.main
-import perfexp.models.fake
-import perfexp.reports.console
-import perfexp.tracking.mlflow_sink
-import perfexp.tracking.sender
-import perfexp.worker.entry
 from perfexp.cli.composition import compose
 from perfexp.reports import run_files
-from tests import composing, forking
+from tests import composing
 
 sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own
 sitecustomize = importlib.import_module("sitecustomize")
 
 
 def main():
-    forking.modules.add("perfexp.tracking.sender")
-    for module in (perfexp.host.process, perfexp.tracking.mlflow_sink):
-        module.subprocess = forking.forking
     # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
     run_files._png = lambda picture: picture and b"a picture"
     with composing.remembered():
@@ -76,8 +63,7 @@ def _child(case):
         os.dup2(os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["perfexp", *case["command"]]
-    forking.enabled = case["forks"]
-    forking.KEPT.add(sitecustomize.watch(case["watch"]))
+    sitecustomize.watch(case["watch"])
     from perfexp.__main__ import main as entry
 
     return entry()

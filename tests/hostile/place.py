@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from tests import forking
+from tests import processes
 from tests.rotation import some_of
 
 HERE = Path(__file__).parent
@@ -73,7 +73,6 @@ class Place:
         answers: of the commands so far.
         originals: commands as they were stored.
         store: an empty database of MLflow's, whose making takes seconds.
-        forks: whether commands may fork their processes instead of starting them.
         at_most: so many files are replaced one after the other, by the commit; None for all.
     """
 
@@ -81,7 +80,6 @@ class Place:
     answers: list = field(default_factory=list)
     originals: dict = field(default_factory=dict)
     store: Path | None = None
-    forks: bool = True
     at_most: int | None = None
 
     def __post_init__(self):
@@ -157,7 +155,6 @@ class Place:
             "out": str(self.out),
             "watch": watch,
             "seconds": LIMIT_SECONDS,
-            "forks": self.forks,
         }
 
     def problems(self, before):
@@ -249,5 +246,5 @@ def make_base(folder):
         [*given, f"output_dir={folder / 'run'}"],
         ["-m", *given, "batch_size=1,2", f"output_dir={folder / 'sweep'}"],
     ):
-        forking.run(*command, cwd=HERE.parent.parent, seconds=300).check_returncode()
+        processes.run(*command, cwd=HERE.parent.parent, seconds=300).check_returncode()
     return folder

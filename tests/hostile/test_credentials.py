@@ -10,7 +10,7 @@ import pytest
 from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
 from perfexp.tracking import store
-from tests import forking
+from tests import processes
 from tests.rotation import some_of
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
@@ -46,7 +46,7 @@ def server():
 
 def perfexp(folder, *arguments):
     """What a run prints, on stdout and stderr."""
-    done = forking.run(*arguments, cwd=folder)
+    done = processes.run(*arguments, cwd=folder)
     return done.stdout + done.stderr
 
 

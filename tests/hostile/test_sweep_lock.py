@@ -7,13 +7,13 @@ import pytest
 
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
-from tests import forking
+from tests import processes
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    return forking.start(*arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return processes.start(*arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow

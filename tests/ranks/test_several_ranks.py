@@ -17,7 +17,7 @@ from perfexp.ranks import Place
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
-from tests import forking
+from tests import processes
 from tests.rotation import some_of
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
@@ -65,7 +65,7 @@ def home(tmp_path, monkeypatch):
 
 
 def perfexp(*arguments):
-    return forking.run(*arguments, seconds=300)
+    return processes.run(*arguments, seconds=300)
 
 
 def ranks_of(folder):
@@ -111,7 +111,7 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
 def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, size):
     folder, last = tmp_path / "run", size - 1
     asked = [*MODEL, *QUICK, f"gpu.count={size}", "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
-    with forking.start(*asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with processes.start(*asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         while not (folder / "points.jsonl").exists() and process.poll() is None:
             time.sleep(0.05)
         running = ranks_of(folder)

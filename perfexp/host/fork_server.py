@@ -1,0 +1,209 @@
+"""Client of the fork server: workers forked from a process that has imported what they need."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from perfexp.host import interrupts
+from perfexp.host.installation import is_here_on_path, python_command
+
+#: What a forked process writes as soon as it runs, and the format of the exit code that follows at its end.
+READY, STATUS = b"r", "=i"
+#: Limits on the imports before an answer, and on the first instruction of a forked process.
+_IMPORT_SECONDS, _FORK_SECONDS = 600.0, 15.0
+#: Variables that change between runs and concern no worker: perfexp sets one while Hydra composes, pytest one for each
+#: test.
+_IGNORED = {"HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST"}
+
+
+#: Whether this process was forked by a server, and how much of the server's resident memory it does not count as its
+#: own: pages of libraries that only the server has touched.
+is_forked, uncounted_bytes = False, 0
+
+
+class Unforkable(Exception):
+    """Raised with the reason where a process has to be started anew."""
+
+
+class Forked:
+    """A process forked by the server, with the methods of `subprocess.Popen` that `WorkerProcess` uses."""
+
+    returncode: int | None = None
+
+    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+        self.pid, self._pidfd, self._status = pid, pidfd, status
+
+    def poll(self) -> int | None:
+        """Return its exit code, minus the number of the signal that ended it; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end and return its exit code; raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            # the server reports what it has waited for; if it has ended, this process was ended with it
+            data = os.read(self._status, 4) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
+            self.returncode = struct.unpack(STATUS, data)[0] if data else -signal.SIGKILL
+            os.close(self._status)
+            os.close(self._pidfd)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def begin(self) -> None:
+        """Wait for its first instruction; raises `Unforkable` if it hangs, since a lock was held at the fork."""
+        if select.select([self._status], [], [], _FORK_SECONDS)[0] and os.read(self._status, 1) == READY:
+            return
+        self.send_signal(signal.SIGKILL)
+        raise Unforkable("a forked process did not begin")
+
+
+class _Server:
+    """A fork server in a session of its own, with the environment and the current folder of its start."""
+
+    def __init__(self) -> None:
+        self.surroundings = _surroundings()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*python_command("perfexp.worker.server"), f"--socket={theirs.fileno()}", f"--parent={os.getpid()}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def is_usable(self) -> bool:
+        return self._process.poll() is None and self.surroundings == _surroundings()
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a request; raises OSError if the server has ended."""
+        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+
+    def answer(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the answer; raises OSError if the server ends or hangs, KeyboardInterrupt as they come."""
+        deadline = time.monotonic() + _IMPORT_SECONDS
+        while not select.select([self._connection], [], [], 0)[0]:
+            interrupts.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError("the fork server imports for too long")
+            descriptors = [self._connection.fileno(), *interrupts.descriptors()]
+            select.select(descriptors, [], [], deadline - time.monotonic())
+        data, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
+        if not data:
+            raise ConnectionResetError("the fork server has ended")
+        return json.loads(data), descriptors
+
+    def close(self) -> None:
+        """End it and all processes that were forked from it."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Leave it to the parent of this process, which was forked."""
+        self._connection.close()
+
+
+_server: _Server | None = None
+_lock = threading.Lock()
+
+
+def prepare(imports: Sequence[str] = ()) -> None:
+    """Start the server, unless it runs, and have it import modules while this process goes on."""
+    with _lock, suppress(OSError, Unforkable):
+        _running().ask({"imports": list(imports)})
+
+
+def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: int, events: int) -> Forked:
+    """Fork a process that runs a module as `python -m` does, in a session of its own.
+
+    It ends with this process. Arguments for the descriptor of its events and for its parent are added.
+
+    Args:
+        imports: modules that the server imports before.
+        log: descriptor for its output.
+        events: descriptor for its events.
+
+    Raises:
+        Unforkable: the process has to be started anew.
+    """
+    receive, status = os.pipe()
+    request = {"imports": list(imports), "module": module, "arguments": list(arguments), "folder": str(Path.cwd())}
+    try:
+        with _lock:
+            server = _running()
+            server.ask(request, [log, events, status])
+            answer, descriptors = server.answer()
+    except BaseException as error:
+        os.close(receive)
+        _discard()  # an answer may still come
+        if isinstance(error, OSError):
+            raise Unforkable(str(error)) from error
+        raise
+    finally:
+        os.close(status)
+    if "refusal" in answer:
+        os.close(receive)
+        raise Unforkable(answer["refusal"])
+    process = Forked(answer["process"], descriptors[0], receive)
+    process.begin()
+    return process
+
+
+def _running() -> _Server:
+    global _server
+    if not sys.platform.startswith("linux"):
+        raise Unforkable(f"{sys.platform} forks no process with loaded frameworks")
+    if _server is not None and not _server.is_usable:
+        _discard()
+    if _server is None:
+        _server = _Server()
+    return _server
+
+
+@atexit.register
+def _discard() -> None:
+    global _server
+    if _server is not None:
+        _server.close()
+    _server = None
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """What a new interpreter would find: the environment, and the current folder if modules are searched there."""
+    environment = {name: value for name, value in os.environ.items() if name not in _IGNORED}
+    return environment, str(Path.cwd()) if is_here_on_path() else None
+
+
+def _forked() -> None:
+    global _server, _lock
+    if _server is not None:
+        _server.forget()
+    _server, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

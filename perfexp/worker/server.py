@@ -1,0 +1,173 @@
+"""Fork server: imports what workers need, once, and becomes a worker by a fork instead of a new interpreter.
+
+It never initializes a device and starts no threads, since neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from perfexp.host import fork_server, lifeline
+from perfexp.host.fork_server import READY, STATUS
+
+#: Device files that a driver opens when it is initialized.
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_MOST_BYTES = 1 << 20
+
+
+class Server:
+    """Answers the requests of one client until the client has ended.
+
+    Args:
+        connection: to the client; requests and answers are JSON, with descriptors beside them.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._threads = _threads()  # those of numpy, which are started again in a forked process
+        self._children: dict[int, tuple[int, int]] = {}  # process and pipe for its status, by its pidfd
+        self._failure: str | None = None
+
+    def serve(self) -> None:
+        """Answer requests until the client has ended."""
+        while True:
+            ready = select.select([self._connection.fileno(), *self._children], [], [])[0]
+            for ended in self._children.keys() & set(ready):
+                self._reap(ended)
+            if self._connection.fileno() in ready:
+                data, descriptors, _, _ = socket.recv_fds(self._connection, _MOST_BYTES, 3)
+                if not data:
+                    return
+                request = json.loads(data)
+                self._import(request["imports"])
+                if "module" in request:
+                    self._answer(request, descriptors)
+
+    def _import(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                if name not in sys.modules:
+                    importlib.import_module(name)
+            except Exception as error:
+                self._failure = f"{name} cannot be imported: {error}"
+
+    def _answer(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        log, events, status = descriptors
+        if why := self._failure or self._spoilt():
+            _send(self._connection, {"refusal": why}, [])
+        else:
+            gc.collect()
+            gc.freeze()  # a collection in the new process would copy every page
+            resident = _resident_bytes()
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of numpy's threads
+                process = os.fork()
+            if process == 0:
+                self._become(request, log, events, status, resident)
+            child = os.pidfd_open(process)
+            self._children[child] = process, os.dup(status)
+            _send(self._connection, {"process": process}, [child])
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _spoilt(self) -> str | None:
+        """Why no process can be forked from this one any more."""
+        if (threads := _threads()) > self._threads:
+            return f"an imported module started {threads - self._threads} threads"
+        for link in Path("/proc/self/fd").iterdir():
+            try:
+                target = str(link.readlink())
+            except OSError:  # that of the listing itself
+                continue
+            if target.startswith(_DEVICES):
+                return f"an imported module opened {target}"
+        return None
+
+    def _become(self, request: dict[str, Any], log: int, events: int, status: int, resident: int) -> None:
+        """Run a module as `python -m` does, in this process, which ends with it."""
+        code = 1
+        try:
+            os.setsid()
+            parent = os.getppid()
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            others = (descriptor for child, (_, end) in self._children.items() for descriptor in (child, end))
+            for descriptor in (self._connection.detach(), log, *others):
+                os.close(descriptor)
+            os.chdir(request["folder"])
+            np.random.seed()  # they would share its state
+            fork_server.is_forked, fork_server.uncounted_bytes = True, resident - _resident_bytes()
+            os.write(status, READY)
+            os.close(status)
+            module = request["module"]
+            arguments = [*request["arguments"], f"--events-fd={events}", f"--parent={parent}"]
+            sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
+            warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            try:
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+
+    def _reap(self, child: int) -> None:
+        process, status = self._children.pop(child)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with suppress(BrokenPipeError):  # the client does not wait for it any more
+            os.write(status, struct.pack(STATUS, code))
+        os.close(status)
+        os.close(child)
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _send(connection: socket.socket, answer: dict[str, Any], descriptors: list[int]) -> None:
+    socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
+
+
+def main() -> None:
+    """Serve the client at the other end of the socket that the command line names."""
+    parser = argparse.ArgumentParser(prog="perfexp.worker.server", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
+    arguments = parser.parse_args()
+    lifeline.die_with(arguments.parent)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    with socket.socket(fileno=arguments.socket) as connection:
+        Server(connection).serve()
+
+
+if __name__ == "__main__":
+    main()
