@@ -74,7 +74,10 @@ class Forked:
         """Wait for its first instruction; raises `Unforkable` if it hangs, since a lock was held at the fork."""
         if select.select([self._status], [], [], _FORK_SECONDS)[0] and os.read(self._status, 1) == READY:
             return
-        self.send_signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._status)
+        os.close(self._pidfd)
         raise Unforkable("a forked process did not begin")
 
 

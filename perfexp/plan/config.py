@@ -343,7 +343,7 @@ def imports(plain: Mapping[str, Any]) -> list[str]:
 
     Those may do anything when they are imported, and may have changed since the last time.
     """
-    modules = ["perfexp.measuring.procedure", "scipy.special"]
+    modules = ["perfexp.measuring.procedure"]
     if not str(plain["model"]["_target_"]).startswith("perfexp.models.fake."):
         modules += _OF_TORCH
     named = (target.rpartition(".")[0] for _, target in targets(plain) if target.startswith("perfexp."))

@@ -29,6 +29,7 @@ import psutil
 
 from perfexp.host import fork_server, lifeline
 from perfexp.host.fork_server import READY, STATUS
+from perfexp.statistics import distributions
 
 #: Device files that a driver opens when it is initialized.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -44,7 +45,8 @@ class Server:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._threads = _threads()  # those of numpy, which are started again in a forked process
+        distributions.preload()
+        self._threads = _threads()  # those of numpy and scipy, which are started again in a forked process
         self._children: dict[int, tuple[int, int]] = {}  # process and pipe for its status, by its pidfd
         self._failure: str | None = None
 
@@ -78,11 +80,11 @@ class Server:
         else:
             gc.collect()
             gc.freeze()  # a collection in the new process would copy every page
-            resident = _resident_bytes()
+            resident, parent = _resident_bytes(), os.getpid()
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of numpy's threads
                 process = os.fork()
             if process == 0:
-                self._become(request, log, events, status, resident)
+                self._become(request, log, events, status, resident, parent)
             child = os.pidfd_open(process)
             self._children[child] = process, os.dup(status)
             _send(self._connection, {"process": process}, [child])
@@ -102,19 +104,21 @@ class Server:
                 return f"an imported module opened {target}"
         return None
 
-    def _become(self, request: dict[str, Any], log: int, events: int, status: int, resident: int) -> None:
+    def _become(self, request: dict[str, Any], log: int, events: int, status: int, resident: int, parent: int) -> None:
         """Run a module as `python -m` does, in this process, which ends with it."""
         code = 1
         try:
             os.setsid()
-            parent = os.getppid()
+            lifeline.die_with(parent)
             for stream in (1, 2):
                 os.dup2(log, stream)
             others = (descriptor for child, (_, end) in self._children.items() for descriptor in (child, end))
             for descriptor in (self._connection.detach(), log, *others):
                 os.close(descriptor)
             os.chdir(request["folder"])
-            np.random.seed()  # they would share its state
+            np.random.seed()  # forked processes would share the random numbers of their server
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.default_generator.seed()
             fork_server.is_forked, fork_server.uncounted_bytes = True, resident - _resident_bytes()
             os.write(status, READY)
             os.close(status)
