@@ -67,7 +67,7 @@ class StoppingRule(Protocol):
 
     Attributes:
         settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
-        processes: number of fresh processes that measure the times, unless the plan sets `replicate`.
+        processes: number of processes that measure the times, unless the plan sets `replicate`.
     """
 
     settling_seconds: float
@@ -117,7 +117,7 @@ class Precision:
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
         min_effective: least number of effective samples.
-        processes: number of fresh processes that measure the times, unless the plan sets `replicate`.
+        processes: number of processes that measure the times, unless the plan sets `replicate`.
         steady: state of the device to wait for before the series of each point.
         steady_seconds: longest wait for it.
     """

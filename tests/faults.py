@@ -308,17 +308,31 @@ class Trial:
 
     def worker(self) -> psutil.Process | None:
         """The worker; None if the run ends before there is one."""
+
+        def workers() -> list[psutil.Process]:
+            forked = (child for server in self._children("perfexp.worker.server") for child in server.children())
+            return [*forked, *self._children("perfexp.worker.entry")]
+
+        return self._first(workers)
+
+    def server(self) -> psutil.Process | None:
+        """The process from which workers are forked; None if the run ends before there is one."""
+        return self._first(lambda: self._children("perfexp.worker.server"))
+
+    def _children(self, module: str) -> list[psutil.Process]:
+        """Child processes of the run that execute a module; before, each is a copy of the parent that waits for it."""
+        assert self.process is not None
+        return [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
+
+    def _first(self, look: Callable[[], list[psutil.Process]]) -> psutil.Process | None:
         found: list[psutil.Process] = []
 
-        def look() -> bool:
-            assert self.process is not None
+        def is_there() -> bool:
             with suppress(psutil.Error):
-                parent = psutil.Process(self.process.pid)
-                # before it executes Python, a child is a copy of the parent that the parent waits for
-                found.extend(child for child in parent.children() if child.cmdline() != parent.cmdline())
+                found.extend(look())
             return bool(found)
 
-        self._until(look)
+        self._until(is_there)
         return found[0] if found else None
 
     def folders(self) -> list[Path]:
@@ -552,6 +566,21 @@ def kill_worker(trial: Trial) -> Fault:
     return replace(_signalled(trial, number), leads_to=frozenset({Status.KILLED}), at_most=1)
 
 
+def kill_server(trial: Trial) -> Fault:
+    """Its worker ends with it, and the run goes on with another server."""
+    number = trial.random.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+
+    def inject() -> None:
+        server = trial.server()
+        if server is not None:
+            with suppress(psutil.Error):
+                server.send_signal(number)
+
+    return Fault(
+        text=f"{number.name} to the fork server", inject=inject, leads_to=frozenset({Status.KILLED}), at_most=1
+    )
+
+
 def stop_worker(trial: Trial) -> Fault:
     """A worker that falls silent before it has finished anything costs all points, a later one that under way."""
     alone = trial.course.workers == 1 and trial.moment.points > 0
@@ -658,7 +687,7 @@ def full_disk(trial: Trial) -> Fault:
         size = max(files, default=0) + trial.random.randint(0, 4000)
         with suppress(psutil.Error, ProcessLookupError):
             parent = psutil.Process(trial.process.pid)
-            for process in (parent, *parent.children()):
+            for process in (parent, *parent.children(recursive=True)):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
 
     return Fault(
@@ -764,6 +793,7 @@ def kill_loader(trial: Trial) -> Fault:
 
 KINDS: dict[str, Callable[[Trial], Fault]] = {
     "kill worker": kill_worker,
+    "kill server": kill_server,
     "kill parent": kill_parent,
     "stop worker": stop_worker,
     "interrupt": interrupt,
@@ -777,6 +807,7 @@ KINDS: dict[str, Callable[[Trial], Fault]] = {
 }
 TORCH_KINDS: dict[str, Callable[[Trial], Fault]] = {
     "kill worker": kill_worker,
+    "kill server": kill_server,
     "kill parent": kill_parent,
     "stop worker": stop_worker,
     "interrupt": interrupt,

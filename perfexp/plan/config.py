@@ -92,7 +92,7 @@ class Plan(PlanSchema):
 
     @property
     def processes(self) -> int:
-        """Number of fresh processes that measure the times: `replicate`, or by default that of the stopping rule.
+        """Number of processes that measure the times: `replicate`, or by default that of the stopping rule.
 
         Whole epochs, several ranks and profiled runs have one by default.
         """
