@@ -1,4 +1,4 @@
-"""Client of the fork server: workers forked from a process that has imported what they need."""
+"""Client of the fork server: workers forked from a process with their modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ is_forked, uncounted_bytes = False, 0
 
 
 class Unforkable(Exception):
-    """Raised with the reason where a process has to be started anew."""
+    """Raised with the reason why a process has to be a new interpreter."""
 
 
 class Forked:
@@ -151,7 +151,7 @@ def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: 
         events: descriptor for its events.
 
     Raises:
-        Unforkable: the process has to be started anew.
+        Unforkable: the process has to be a new interpreter.
     """
     receive, status = os.pipe()
     request = {"imports": list(imports), "module": module, "arguments": list(arguments), "folder": str(Path.cwd())}
@@ -196,7 +196,7 @@ def _discard() -> None:
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """What a new interpreter would find: the environment, and the current folder if modules are searched there."""
+    """Return the surroundings of a new interpreter: environment, and current folder if modules are searched there."""
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED}
     return environment, str(Path.cwd()) if is_here_on_path() else None
 

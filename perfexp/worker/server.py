@@ -1,4 +1,4 @@
-"""Fork server: imports what workers need, once, and becomes a worker by a fork instead of a new interpreter.
+"""Fork server: imports the modules of workers once; each worker is a fork of it instead of a new interpreter.
 
 It never initializes a device and starts no threads, since neither survives a fork.
 """

@@ -134,7 +134,7 @@ def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared
 
 
 def test_every_confounder_has_a_test():
-    tested = {*CONFOUNDERS, "cpu", "device_method", "rate_method", "meter", "diagnostics"}
+    tested = {*CONFOUNDERS, "cpu", "device_method", "rate_method", "process_start", "meter", "diagnostics"}
     assert tested == set(comparability.ALLOWABLE)
 
 
@@ -151,6 +151,16 @@ def verdicts(found):
 def test_another_cpu_concerns_the_times_of_the_host_only(compared):
     other = with_latency(made(environment={"cpu.name": "Intel Xeon"}, seed=1))
     found = verdicts(compared(with_latency(made()), other))
+    assert found["device"] == "same"
+    assert {found[name] for name in ("latency", "p95", "throughput")} == {"not comparable"}
+
+
+def test_forked_processes_are_compared_with_new_interpreters_by_device_times_only(compared):
+    sides = with_latency(made()), with_latency(made(seed=1))
+    for one, start in zip(sides, ("forked", "fresh"), strict=True):
+        for point in one.points:
+            point.facts["process_start"] = start
+    found = verdicts(compared(*sides))
     assert found["device"] == "same"
     assert {found[name] for name in ("latency", "p95", "throughput")} == {"not comparable"}
 

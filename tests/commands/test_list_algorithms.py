@@ -367,7 +367,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
     )
     script.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr("perfexp.host.process.sys.executable", str(script))
+    monkeypatch.setattr("perfexp.host.installation.sys.executable", str(script))
     assert commands.run(["list", "algorithms", "model=resnet18"]) == code
     assert told in capsys.readouterr().err
 
