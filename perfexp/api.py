@@ -19,7 +19,7 @@ from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
 from perfexp.host import installation, interrupts
 from perfexp.models import torchvision_names
-from perfexp.orchestration import job
+from perfexp.orchestration import driver
 from perfexp.orchestration.preparation import Assignment, refuse_other_plan
 from perfexp.plan import config, naming, prerequisites, sources
 from perfexp.records.paths import RunPaths
@@ -74,12 +74,12 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
         if not isinstance(model, str):
             record = _measured_here(model, texts, console)
         elif ":" not in model or torchvision_names.is_name(model):
-            record = job.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
+            record = driver.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
         else:
             module, _, name = model.partition(":")
             node = {"_target_": f"{module}.{name}", **own}
             with _importable(module):
-                record = job.run(_assignment(texts, {_free_name(name): node}), console)
+                record = driver.run(_assignment(texts, {_free_name(name): node}), console)
     for line in failures(record) if quiet else ():
         console.warning(line)
     return record
@@ -125,7 +125,7 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
     paths = RunPaths(assignment.folder)
     if read_points(paths.points):  # equal plans do not mean equal objects
         raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")
-    return job.run(assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning))
+    return driver.run(assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning))
 
 
 def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:

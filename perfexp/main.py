@@ -36,7 +36,7 @@ from perfexp.cluster.launchers import Campaign, campaign_of
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
-from perfexp.orchestration import dry_run, job, replicates
+from perfexp.orchestration import driver, dry_run
 from perfexp.orchestration.job import exit_code
 from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other_plan, is_finished, refuse_other_plan
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
@@ -242,7 +242,7 @@ class _Application:
             return None
         outcome: Record | PerfexpError
         try:
-            outcome = job.run(assignment, self.console)
+            outcome = driver.run(assignment, self.console)
         except Exception as error:
             outcome = as_perfexp_error(error, assignment.folder)
         except KeyboardInterrupt:
@@ -261,7 +261,7 @@ class _Application:
             self._is_left = self._campaign.outlives
             self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
         elif self._waiting:
-            replicates.measure(self._waiting, self.console, self._ended)
+            driver.measure(self._waiting, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if isinstance(outcome, PerfexpError):

@@ -297,12 +297,12 @@ def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_pa
 
 
 def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
-    from perfexp.orchestration import job
+    from perfexp.orchestration import driver
 
     def refuse(assignment, console):
         raise OSError(errno.EROFS, "Read-only file system", "x/run.log")
 
-    monkeypatch.setattr(job, "run", refuse)
+    monkeypatch.setattr(driver, "run", refuse)
     code, printed, _ = run(*FAKE, "output_dir=x")
     assert code == 1
     assert printed.startswith("error: Read-only file system: x/run.log. ")

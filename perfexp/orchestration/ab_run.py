@@ -13,7 +13,7 @@ from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError
-from perfexp.orchestration import replicates
+from perfexp.orchestration import driver
 from perfexp.orchestration.job import Run, exit_code
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
@@ -52,9 +52,9 @@ class AbRun:
     def measure(self, assignments: Sequence[Assignment]) -> None:
         """Measure until there is a verdict; finished points are recorded before a KeyboardInterrupt is raised."""
         results = Console(quiet=True, out=io.StringIO())  # the table of the sweep has them
-        replicates.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
+        driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
 
-    def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
+    def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
         for number in count() if len(runs) == 2 else ():
             begun = self._clock()
             for run in list(runs if number % 2 == 0 else runs[::-1]):

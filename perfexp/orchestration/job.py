@@ -122,13 +122,13 @@ class Run:
         if assignment.sweep is None:  # a sweep has a header of its own
             self._console.header(assignment.plain, supervisor.recorded_environment(job), points=points, seconds=seconds)
 
-    def measure(self, replicates: Sequence[int] | None = None) -> None:
-        """Measure the points without a result, of all replicates or those of these numbers.
+    def measure(self, replicate: int | None = None) -> None:
+        """Measure the points without a result, of all replicates or that of this number.
 
         Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
         job, whole = self._job, self.assignment.whole
-        numbers = job.replicates if replicates is None else list(replicates)
+        numbers = job.replicates if replicate is None else [replicate]
         keys = [key for key in job.timed if key.replicate in numbers]
         left = [key for key in _left(job) if key.replicate in numbers]
         if whole:
@@ -137,14 +137,14 @@ class Run:
             progress.started(len(keys), len(keys) - sum(key in left for key in keys))
             announce = partial(self._announce, progress)
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
-            try:
-                for number in numbers:
-                    supervisor.measure(job, number)
-                if not job.replicates or job.replicates[-1] in numbers:
-                    supervisor.profile(job)
-            except PerfexpError as error:
-                self._is_refused = _is_refusal(error)
-                raise
+            for number in numbers:
+                supervisor.measure(job, number)
+            if not job.replicates or job.replicates[-1] in numbers:
+                supervisor.profile(job)
+
+    def ended_by(self, error: PerfexpError) -> None:
+        """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
+        self._is_refused = _is_refusal(error)
 
     def extend(self, processes: int) -> None:
         """Have the run measured by more processes than so far."""
@@ -208,33 +208,6 @@ def show_results(record: Record, assignment: Assignment, console: Console, *, tr
     else:
         name = " ".join(f"{axis}={value}" for axis, value in sweep.axes.items()) or assignment.name
         console.show_in_sweep(record, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
-
-
-def run(assignment: Assignment, console: Console, measure: Callable[[], None] | None = None) -> Record:
-    """Measure a plan; the record has been written, sent and shown when this returns.
-
-    Finished points are in the record before an error or KeyboardInterrupt is raised.
-
-    Args:
-        measure: function that measures in this process; None for workers.
-    """
-    # workers look for interrupts; a call in this process has to be interrupted itself
-    interruptible = interrupts.held if measure is None else nullcontext
-    with Run(assignment, console) as running:
-        record = None
-        try:
-            with interruptible():  # a second interrupt comes after the record is on disk
-                try:
-                    (measure or running.measure)()
-                finally:
-                    with interrupts.held():
-                        if running.has_results:
-                            record = running.save()
-        except (KeyboardInterrupt, PerfexpError, OSError):
-            if record is not None:
-                running.publish(record)
-            raise
-        return running.publish(record or running.save())
 
 
 def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.orchestration import replicates
+from perfexp.orchestration import driver
 from perfexp.reports.console import Console
 
 
@@ -29,6 +29,9 @@ class ScriptedRun:
 
     def measure(self, numbers):
         return self._step("measure", None)
+
+    def ended_by(self, error):
+        self.assignment.steps.append(type(error).__name__)
 
     def save(self):
         return self._step("save", f"record of {self.name}")
@@ -53,12 +56,12 @@ def assignment(name, **failures):
 def measured(monkeypatch, tmp_path):
     """Measures scripted runs: the outcome of each in the order in which they ended, and whether it was sent by then."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(replicates, "Run", ScriptedRun)
+    monkeypatch.setattr(driver, "Run", ScriptedRun)
 
     def measure(*assignments, interrupted=False):
         outcomes = []
         try:
-            replicates.measure(
+            driver.measure(
                 assignments, Console(quiet=True), lambda one, outcome: outcomes.append((one.name, outcome, one.is_sent))
             )
         except KeyboardInterrupt:

@@ -1,10 +1,11 @@
-"""Replicates: interleave the replicates of several runs, so that slow drifts do not affect one run alone."""
+"""Driver: measure one run, or the processes of several runs in turns, so that drifts do not affect one run alone."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
@@ -16,8 +17,23 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
 Ended = Callable[[Assignment, Record | PerfexpError], None]
-#: Chooses which replicate of which run is next; a run that fails is no longer among the runs.
-Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int]]]
+#: Chooses which replicate of which run is next, or None for all of a run's; a run that fails is no longer among them.
+Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]
+
+
+def run(assignment: Assignment, console: Console, measure_here: Callable[[], None] | None = None) -> Record:
+    """Measure a plan, and return its record, which has been written, sent and shown.
+
+    Finished points are in the record before an error or KeyboardInterrupt is raised.
+
+    Args:
+        measure_here: measures in this process; None for workers.
+    """
+    outcomes: list[Record | PerfexpError] = []
+    measure([assignment], console, lambda _, outcome: outcomes.append(outcome), measure_here=measure_here)
+    if isinstance(outcomes[-1], PerfexpError):
+        raise outcomes[-1]
+    return outcomes[-1]
 
 
 def measure(
@@ -27,6 +43,7 @@ def measure(
     *,
     turns: Turns | None = None,
     results: Console | None = None,
+    measure_here: Callable[[], None] | None = None,
 ) -> None:
     """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
@@ -35,7 +52,10 @@ def measure(
     Args:
         turns: another order, which decides itself when it ends.
         results: console for the results of the runs, by default the same as for their progress.
+        measure_here: measures the one run in this process; None for workers.
     """
+    # workers look for interrupts; a call in this process has to be interrupted itself
+    waiting = nullcontext if measure_here else interrupts.held
     with ExitStack() as stack:
         runs: list[Run] = []
         saved: list[tuple[Run, Record]] = []
@@ -45,15 +65,17 @@ def measure(
                     runs.append(stack.enter_context(Run(assignment, console)))
                 except PerfexpError as error:
                     ended(assignment, error)
-            with interrupts.held():  # a second interrupt comes after all records are on disk
+            with waiting():  # a second interrupt comes after all records are on disk
                 try:
                     in_all = sum(run.assignment.plan.processes for run in runs)
                     whole = Whole(None if turns else in_all, noun="process")
                     for run, replicate in (turns or rounds)(runs):
-                        run.assignment.whole, run.assignment.number = whole, whole.number + 1
-                        _measure(run, replicate, runs, ended)
+                        if replicate is not None:
+                            run.assignment.whole, run.assignment.number = whole, whole.number + 1
+                        _measure(run, measure_here or partial(run.measure, replicate), runs, ended)
                 finally:
-                    saved += _saved(runs, ended)
+                    with interrupts.held():
+                        saved += _saved(runs, ended)
         finally:
             _publish(saved, results, ended)
 
@@ -86,8 +108,11 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
             ended(run.assignment, record)
 
 
-def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
-    """One replicate of every run in each round, in a shuffled order."""
+def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
+    """One replicate of every run in each round, in a shuffled order; a single run as a whole."""
+    if len(runs) == 1:
+        yield runs[0], None
+        return
     for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
         for run in order(runs, replicate):
             yield run, replicate
@@ -101,10 +126,11 @@ def order(runs: Sequence[Run], replicate: int) -> list[Run]:
     return chosen
 
 
-def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
+def _measure(run: Run, measure: Callable[[], None], runs: list[Run], ended: Ended) -> None:
     try:
-        run.measure([replicate])
+        measure()
     except PerfexpError as error:
+        run.ended_by(error)
         runs.remove(run)
         with suppress(Exception):  # what ended the run is reported
             if run.has_results:
