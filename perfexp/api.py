@@ -52,7 +52,7 @@ def compose(*arguments: str, **overrides: Any) -> config.Plan:
 def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) -> Record:
     """Measure a model and return its record, which is also on disk.
 
-    A name is measured in fresh processes: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
+    A name is measured in processes of its own: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
     class or function that makes a torch module. An object is measured once in this process, which its record says
     (`in_process`): a torch module, a class of one, or a function of a batch of images.
 
@@ -159,7 +159,7 @@ def _importable(module: str) -> Iterator[None]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
-        raise UserError(f"module '{module}' not found by a fresh process; write the model into a file on the path.")
+        raise UserError(f"module '{module}' not found by another process; write the model into a file on the path.")
     folder = Path(spec.origin).parent.parent if spec.submodule_search_locations else Path(spec.origin).parent
     here = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])

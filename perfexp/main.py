@@ -42,7 +42,6 @@ from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
-from perfexp.plan.plan_fields import ProcessStart
 from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
@@ -217,8 +216,9 @@ class _Application:
             is_here = self._campaign is None or not self._campaign.outlives
             if is_here and not is_finished(RunPaths(assignment.folder), assignment.plan):
                 prerequisites.check_here(assignment.plan)
-            if is_here and not self.is_dry and assignment.plan.process_start == ProcessStart.forked:
-                fork_server.prepare(config.imports(plain))
+            is_new = self._campaign is None and not self.is_dry and not RunPaths(assignment.folder).points.exists()
+            if is_new and (imports := config.imports(plain)) is not None:
+                fork_server.prepare(imports)
             if self._campaign is not None:
                 self._campaign.add(assignment, config.cluster_of(composed), command)
             elif assignment.plan.nodes > 1:

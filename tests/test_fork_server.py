@@ -44,6 +44,10 @@ tell(
 """
 
 
+def is_forked(process):
+    return isinstance(process._process, fork_server.Forked)
+
+
 @pytest.fixture(autouse=True)
 def _own_server(monkeypatch, tmp_path):
     """A server of the test's own, with the modules of its folder."""
@@ -74,7 +78,7 @@ def test_a_forked_process_has_the_facts_of_a_new_interpreter(begin, tmp_path, mo
     for imports in (None, ["torch"]):
         process = begin(FACTS, "word", imports=imports)
         found += process.events(120)
-        assert process.is_forked == (imports is not None), (tmp_path / "log").read_text()
+        assert is_forked(process) == (imports is not None), (tmp_path / "log").read_text()
         assert process.end() == 0, (tmp_path / "log").read_text()
     fresh, forked = found
     for facts in found:
@@ -104,7 +108,7 @@ def test_forked_processes_do_not_share_their_random_numbers(begin):
 def test_its_exit_code_or_signal_comes_back(begin, code, ending):
     process = begin(code, imports=[])
     assert list(process.events(60)) == []
-    assert process.is_forked
+    assert is_forked(process)
     assert process.end() == ending
 
 
@@ -134,7 +138,7 @@ def test_a_server_that_is_killed_takes_its_processes_along_and_another_one_start
     assert process.end() == -signal.SIGKILL
     again = begin("tell(parent=os.getppid())", imports=[])
     assert next(again.events(60))["parent"] != parent
-    assert again.is_forked
+    assert is_forked(again)
 
 
 def test_nothing_outlives_a_client_that_is_killed(tmp_path):
@@ -142,14 +146,14 @@ def test_nothing_outlives_a_client_that_is_killed(tmp_path):
     client = (
         "import sys; from pathlib import Path; from perfexp.host.process import WorkerProcess\n"
         "process = WorkerProcess([sys.executable, '-P', '-m', 'subject'], Path('log'), imports=[])\n"
-        "print(*next(process.events(60))['own'], process.is_forked, flush=True); input()"
+        "print(*next(process.events(60))['own'], type(process._process).__name__, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", client], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        *pids, is_forked = process.stdout.readline().split()
+        *pids, kind = process.stdout.readline().split()
         process.kill()
-    assert is_forked == "True"
+    assert kind == "Forked"
     psutil.wait_procs([psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))], timeout=20)
     assert not any(is_running(int(pid)) for pid in pids)
 
@@ -159,7 +163,7 @@ def test_nothing_outlives_a_client_that_is_killed(tmp_path):
     [
         (
             "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-            "started 1 threads",
+            "starts threads (1)",
         ),
         ("raise RuntimeError('no such library')", "cannot be imported: no such library"),
     ],
@@ -168,16 +172,53 @@ def test_a_process_is_a_new_interpreter_where_an_import_spoils_the_server(begin,
     (tmp_path / "spoiler.py").write_text(module)
     process = begin("tell()", imports=["spoiler"])
     assert [event["event"] for event in process.events(60)] == ["facts"]
-    assert not process.is_forked
+    assert not is_forked(process)
     assert "started as a new interpreter: " in (log := (tmp_path / "log").read_text()) and why in log
 
 
 def test_a_server_with_a_device_of_a_driver_is_spoilt(tmp_path, monkeypatch):
-    server = serving.Server(None)
-    assert server._spoilt() is None
     monkeypatch.setattr(serving, "_DEVICES", (str(tmp_path),))
+    assert serving.Server._opened() is None
     with (tmp_path / "nvidiactl").open("w"):
-        assert "nvidiactl" in server._spoilt()
+        assert "nvidiactl" in serving.Server._opened()
+
+
+def test_a_thread_that_starts_after_the_first_fork_is_seen_too(begin, tmp_path):
+    (tmp_path / "late.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    assert is_forked(begin("", imports=["numpy"]))
+    assert not is_forked(begin("", imports=["late"]))
+
+
+def test_an_import_that_fails_concerns_its_own_process_only(begin, tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such library')")
+    assert not is_forked(begin("", imports=["broken"]))
+    assert is_forked(begin("", imports=[]))
+
+
+def test_what_a_process_inherits_is_that_of_its_own_start(begin, monkeypatch):
+    code = "tell(cores=sorted(os.sched_getaffinity(0)), umask=os.umask(0))"
+    before, cores = next(begin(code, imports=[]).events(60)), os.sched_getaffinity(0)
+    old = os.umask(0o077)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        after = next(begin(code, imports=[]).events(60))
+    finally:
+        os.umask(old)
+        os.sched_setaffinity(0, cores)
+    assert (before["cores"], before["umask"]) == (sorted(cores), old)
+    assert (after["cores"], after["umask"]) == ([min(cores)], 0o077)
+
+
+def test_a_server_without_descriptors_leaves_new_interpreters_and_no_process(begin, monkeypatch):
+    process = begin("tell(parent=os.getppid())", imports=[])
+    parent = psutil.Process(next(process.events(60))["parent"])
+    process.end()
+    parent.rlimit(psutil.RLIMIT_NOFILE, (parent.num_fds() + 3, parent.num_fds() + 3))
+    again = begin("tell()", imports=[])
+    assert len(list(again.events(60))) == 1
+    assert not is_forked(again)
 
 
 def test_a_process_that_hangs_in_the_fork_is_started_anew(begin, tmp_path, monkeypatch):
@@ -185,7 +226,7 @@ def test_a_process_that_hangs_in_the_fork_is_started_anew(begin, tmp_path, monke
     monkeypatch.setattr(fork_server, "_FORK_SECONDS", 1.0)
     process = begin("tell()", imports=["hanging"])
     assert len(list(process.events(60))) == 1
-    assert not process.is_forked
+    assert not is_forked(process)
     assert "did not begin" in (tmp_path / "log").read_text()
 
 
@@ -197,7 +238,7 @@ def test_the_server_has_no_thread_that_a_process_forked_from_it_would_miss(begin
         process = begin(code, imports=["torch"])
         parent = next(process.events(120))["parent"]
         counts.add(len(list(Path(f"/proc/{parent}/task").iterdir())))
-        assert process.is_forked
+        assert is_forked(process)
         process.end()
     assert len(counts) == 1
 
@@ -225,5 +266,5 @@ def test_a_server_that_can_not_start_leaves_new_interpreters(begin, monkeypatch,
     monkeypatch.setattr(sys, "platform", "darwin")
     process = begin("tell()", imports=[])
     assert len(list(process.events(60))) == 1
-    assert not process.is_forked
+    assert not is_forked(process)
     assert "darwin" in (tmp_path / "log").read_text()

@@ -210,10 +210,10 @@ def point_differences(
     if None not in methods and methods[0] != methods[1]:
         remedy = "time the pipelined loop of both, which cache=flush leaves out"
         found.append(_confounder("rate_method", str(methods[0]), str(methods[1]), allowed, ("throughput",), remedy))
-    starts = [points[0].facts.get("process_start") for _, points in sides]
-    if starts[0] and starts[1] and starts[0] != starts[1]:
-        remedy = "set the same process_start= for both"
-        found.append(_confounder("process_start", starts[0], starts[1], allowed, _OF_HOST, remedy))
+    starts = [_process_start(*side) for side in sides]
+    if None not in starts and starts[0] != starts[1]:
+        remedy, more = "set the same process_start= for both", ("memory",) if _is_of_cpu(baseline[0]) else ()
+        found.append(_confounder("process_start", str(starts[0]), str(starts[1]), allowed, (*_OF_HOST, *more), remedy))
     boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
     if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
         remedy = "measure the energy of both on one board, since each meter has an error of its own"
@@ -226,9 +226,20 @@ def point_differences(
     return found
 
 
+def _process_start(record: Record, points: Sequence[Point]) -> str | None:
+    """How the processes of a point were started, in older versions fresh; None in the caller's process."""
+    if record.environment.get("in_process"):
+        return None
+    return " and ".join(sorted({str(point.facts.get("process_start", "fresh")) for point in points}))
+
+
+def _is_of_cpu(record: Record) -> bool:
+    return bool(fact_at(record.environment, "device.kind") == "cpu")
+
+
 def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
     """How the rate of a point was timed; None without one, and on a CPU, where `latency` is the pipelined loop, too."""
-    if fact_at(record.environment, "device.kind") == "cpu":
+    if _is_of_cpu(record):
         return None
     methods = {"throughput": "pipelined calls", "latency": "calls that each synchronize"}
     return next((text for name, text in methods.items() if comparable(points, name)), None)

@@ -121,7 +121,7 @@ def _last_level_bytes() -> int:
 def _peak_resident_bytes() -> int:
     """Peak resident memory: since the last reset on Linux, since the start of the process elsewhere.
 
-    Pages of libraries that a forked process uses after its server count twice, 2 % of resnet18's 443 MiB.
+    Pages of libraries that a forked process uses after its server count twice, 3 % of resnet18's 468 MiB.
     """
     if kibibytes := _search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status")):
         return int(kibibytes) * 1024 + fork_server.uncounted_bytes

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,9 +30,10 @@ _IMPORT_SECONDS, _FORK_SECONDS = 600.0, 15.0
 _IGNORED = {"HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST"}
 
 
-#: Whether this process was forked by a server, and how much of the server's resident memory it does not count as its
-#: own: pages of libraries that only the server has touched.
-is_forked, uncounted_bytes = False, 0
+#: How this worker was started, `forked` or `fresh`; None for another process.
+process_start: str | None = None
+#: Resident memory of its server that a forked process does not count: pages of libraries that the server has touched.
+uncounted_bytes = 0
 
 
 class Unforkable(Exception):
@@ -45,7 +46,7 @@ class Forked:
     returncode: int | None = None
 
     def __init__(self, pid: int, pidfd: int, status: int) -> None:
-        self.pid, self._pidfd, self._status = pid, pidfd, status
+        self.pid, self.pidfd, self._status = pid, pidfd, status
 
     def poll(self) -> int | None:
         """Return its exit code, minus the number of the signal that ended it; None while it runs."""
@@ -56,28 +57,28 @@ class Forked:
     def wait(self, timeout: float) -> int:
         """Wait for its end and return its exit code; raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            if not select.select([self._pidfd], [], [], timeout)[0]:
+            if not select.select([self.pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("worker", timeout)
             # the server reports what it has waited for; if it has ended, this process was ended with it
             data = os.read(self._status, 4) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
             self.returncode = struct.unpack(STATUS, data)[0] if data else -signal.SIGKILL
             os.close(self._status)
-            os.close(self._pidfd)
+            os.close(self.pidfd)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def begin(self) -> None:
         """Wait for its first instruction; raises `Unforkable` if it hangs, since a lock was held at the fork."""
         if select.select([self._status], [], [], _FORK_SECONDS)[0] and os.read(self._status, 1) == READY:
             return
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self._status)
-        os.close(self._pidfd)
+        os.close(self.pidfd)
         raise Unforkable("a forked process did not begin")
 
 
@@ -131,12 +132,11 @@ class _Server:
 
 
 _server: _Server | None = None
-_lock = threading.Lock()
 
 
 def prepare(imports: Sequence[str] = ()) -> None:
     """Start the server, unless it runs, and have it import modules while this process goes on."""
-    with _lock, suppress(OSError, Unforkable):
+    with suppress(OSError, Unforkable):
         _running().ask({"imports": list(imports)})
 
 
@@ -156,10 +156,11 @@ def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: 
     receive, status = os.pipe()
     request = {"imports": list(imports), "module": module, "arguments": list(arguments), "folder": str(Path.cwd())}
     try:
-        with _lock:
-            server = _running()
-            server.ask(request, [log, events, status])
-            answer, descriptors = server.answer()
+        server = _running()
+        server.ask(request, [log, events, status])
+        answer, descriptors = server.answer()
+        if not ("refusal" in answer or descriptors):
+            raise OSError("too many open files")
     except BaseException as error:
         os.close(receive)
         _discard()  # an answer may still come
@@ -178,7 +179,7 @@ def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: 
 
 def _running() -> _Server:
     global _server
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
         raise Unforkable(f"{sys.platform} forks no process with loaded frameworks")
     if _server is not None and not _server.is_usable:
         _discard()
@@ -196,16 +197,19 @@ def _discard() -> None:
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return the surroundings of a new interpreter: environment, and current folder if modules are searched there."""
+    """Return what a process inherits: environment, folder with modules, cores, priority, file mode and limits."""
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED}
-    return environment, str(Path.cwd()) if is_here_on_path() else None
+    umask = re.search(r"^Umask:.*", Path("/proc/self/status").read_text(), re.MULTILINE)
+    limits = Path("/proc/self/limits").read_text()
+    inherited = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), umask and umask[0], limits
+    return environment, str(Path.cwd()) if is_here_on_path() else None, *inherited
 
 
 def _forked() -> None:
-    global _server, _lock
+    global _server
     if _server is not None:
         _server.forget()
-    _server, _lock = None, threading.Lock()
+    _server = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -70,12 +70,10 @@ class WorkerProcess:
     It is forked where that is possible, which saves the imports, and else started as a new interpreter.
 
     Args:
-        command: command line; arguments for the pipe, its parent and the time of its start are added.
+        command: command line; arguments for the pipe and its parent are added, and of a new interpreter for the time
+            of its start.
         log: file for its output.
         imports: modules that it needs, if it may be forked; None for a new interpreter, or another program.
-
-    Attributes:
-        is_forked: whether it was forked.
 
     Raises:
         UserError: it cannot be started.
@@ -84,21 +82,12 @@ class WorkerProcess:
     def __init__(self, command: Sequence[str], log: Path, *, imports: Sequence[str] | None = None) -> None:
         self._process: subprocess.Popen[bytes] | fork_server.Forked
         self._events, send = os.pipe()
-        self.is_forked = imports is not None
         try:
             with untrusted.open_append(log) as file:
                 file.write(f"$ {shlex.join(command)}\n".encode())
                 file.flush()
-                if imports is not None:
-                    try:
-                        module, *arguments = command[command.index("-m") + 1 :]
-                        self._process = fork_server.fork(module, arguments, imports, log=file.fileno(), events=send)
-                    except fork_server.Unforkable as reason:
-                        self.is_forked = False
-                        file.write(f"started as a new interpreter: {reason}\n".encode())
-                        file.flush()
-                if not self.is_forked:
-                    self._process = self._started(command, file, send)
+                forked = None if imports is None else self._forked(command, imports, file, send)
+                self._process = forked or self._started(command, file, send)
         except OSError as error:
             os.close(self._events)
             if not log.parent.is_dir():
@@ -109,6 +98,16 @@ class WorkerProcess:
             raise
         finally:
             os.close(send)
+
+    @staticmethod
+    def _forked(command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int) -> fork_server.Forked | None:
+        module, *arguments = command[command.index("-m") + 1 :]
+        try:
+            return fork_server.fork(module, arguments, imports, log=log.fileno(), events=send)
+        except fork_server.Unforkable as reason:
+            log.write(f"started as a new interpreter: {reason}\n".encode())
+            log.flush()
+            return None
 
     @staticmethod
     def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
@@ -201,10 +200,13 @@ class WorkerProcess:
             slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
             select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
             return self._process.poll() is not None
-        try:
-            process = os.pidfd_open(self._process.pid)
-        except ProcessLookupError:  # it has been waited for
+        if self._process.poll() is not None:
             return True
+        process = (
+            os.dup(self._process.pidfd)
+            if isinstance(self._process, fork_server.Forked)
+            else os.pidfd_open(self._process.pid)
+        )
         try:
             waited_for = [self._events, process, *interrupts.descriptors()]
             ready = select.select(waited_for, [], [], None if seconds is None else max(seconds, 0.0))[0]

@@ -12,8 +12,8 @@ from typing import Any
 
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError
-from perfexp.host.process import MessageError, SilenceError, WorkerProcess, worker_command
-from perfexp.records import messages
+from perfexp.host.process import Event, WorkerProcess, worker_command
+from perfexp.orchestration.worker_query import last_line, listen
 
 #: Limit for one part: a first import of torch from a slow disk takes a minute.
 _SILENCE_SECONDS = 180.0
@@ -97,26 +97,20 @@ def _torchvision() -> dict[str, Any]:
 
 
 def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: dict[str, Any]) -> None:
-    process = WorkerProcess(command, log)
-    during, failure, finished = None, None, False
-    try:
-        for event in process.events(silence_seconds):
-            messages.check(event)
-            if event["event"] == "block":
-                during = event["text"]
-            elif event["event"] == "part":
-                report["parts"][event["name"]] = event["answer"]
-            finished = event["event"] == "finished"
-    except SilenceError:
-        failure = f"sent nothing for {silence_seconds:g} s and was terminated"
-    except MessageError:
-        failure = "sent a message that cannot be read"
-    finally:
-        code = process.end()
-    if failure is None and not finished:
-        failure = _ending(code, log)
-    if failure is not None:
+    during, finished = None, False
+
+    def take(event: Event) -> None:
+        nonlocal during, finished
+        if event["event"] == "block":
+            during = event["text"]
+        elif event["event"] == "part":
+            report["parts"][event["name"]] = event["answer"]
+        finished = event["event"] == "finished"
+
+    heard = listen(WorkerProcess(command, log), silence_seconds, take)
+    if heard.termination or not finished:
         doing = f" while {_DOING[during]}" if during in _DOING else ""
+        failure = heard.termination or _ending(heard.code, log)
         text = f"the process that queries torch and the driver {failure}{doing}"
         report["failure"] = {"text": text, "during": during}
 
@@ -128,9 +122,3 @@ def _ending(code: int, log: Path) -> str:
         return f"was ended by signal {-code}"
     last = last_line(log)
     return f"ended with code {code}" + (f" ({last})" if last else "")
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a worker's log that is not blank, after that of its command."""
-    lines = log.read_text(errors="replace").splitlines()[1:]
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

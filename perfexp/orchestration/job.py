@@ -31,7 +31,6 @@ from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
-from perfexp.plan.plan_fields import ProcessStart
 from perfexp.plots import roofline_files
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.profilers.previous_files import recover
@@ -225,7 +224,7 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         profiler=config.build(plan.profiler),
         settings=settings,
         command=assignment.plain["command"],
-        imports=config.imports(assignment.plain) if plan.process_start == ProcessStart.forked else None,
+        imports=config.imports(assignment.plain),
         timeout_seconds=plan.timeout_seconds,
     )
     if (plan.is_sparse or plan.shrinks or plan.seeks_batch) and job.profiler.times:

@@ -16,11 +16,11 @@ import msgspec
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.host.process import Event, MessageError, SilenceError, WorkerProcess, worker_command
+from perfexp.host.process import Event, WorkerProcess, worker_command
+from perfexp.orchestration.worker_query import listen
 from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
-from perfexp.records import messages
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import (
     Key,
@@ -313,26 +313,21 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log, imports=None if prefix or _COLD_START in what else job.imports)
     current: Key | None = None
-    refusal, failure, silence, garbled = None, None, None, None
-    try:
-        for event in process.events(job.timeout_seconds):
-            messages.check(event)
-            if event["event"] == "point":
-                current = msgspec.convert(event["key"], Key)
-            elif event["event"] == "done":
-                current = None
-            elif event["event"] == "refused":
-                refusal = _Refused(event["message"], event["exit_code"])
-            elif event["event"] == "failed":
-                failure = event
-            job.listener(event)
-    except SilenceError as error:
-        silence = error
-    except MessageError as error:
-        text = f"the worker sent a message that cannot be read ({error}) and was terminated"
-        garbled = _Ending(Status.FAILED, text, current)
-    finally:
-        code = process.end()
+    refusal, failure = None, None
+
+    def take(event: Event) -> None:
+        nonlocal current, refusal, failure
+        if event["event"] == "point":
+            current = msgspec.convert(event["key"], Key)
+        elif event["event"] == "done":
+            current = None
+        elif event["event"] == "refused":
+            refusal = _Refused(event["message"], event["exit_code"])
+        elif event["event"] == "failed":
+            failure = event
+        job.listener(event)
+
+    heard = listen(process, job.timeout_seconds, take)
     if refusal is not None:
         job.refusal = str(refusal)
         if not any(word.startswith("--profile=") for word in what):  # the point has the reason
@@ -342,12 +337,10 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
         if current is not None and current not in job.profiles:
             _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
         raise refusal
-    if silence is not None and not silence.finished:
-        text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
-        return _Ending(Status.TIMEOUT, text, current)
-    if garbled is not None:
-        return garbled
-    return _death(code, current, failure)
+    if heard.termination:
+        status, key = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
+        return _Ending(status, f"the worker {heard.termination}{key}", current)
+    return _death(heard.code, current, failure)
 
 
 def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:

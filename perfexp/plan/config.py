@@ -21,7 +21,7 @@ from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
 from perfexp.plan import model_settings, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
-from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema
+from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
@@ -338,14 +338,18 @@ def locate(node: Mapping[str, Any]) -> Any:
         raise UserError(f"{node['_target_']} can't be imported: {why_not_imported(error)}") from error
 
 
-def imports(plain: Mapping[str, Any]) -> list[str]:
-    """Return the modules of perfexp and of frameworks that a worker of a plan needs; the user's own are not among them.
+def imports(plain: Mapping[str, Any]) -> list[str] | None:
+    """Return the modules of perfexp and of frameworks that a worker of a plan needs; None if it is not to be forked.
 
-    Those may do anything when they are imported, and may have changed since the last time.
+    The user's own are not among them: they may do anything when they are imported, and may have changed since then.
     """
+    if plain["process_start"] != ProcessStart.forked:
+        return None
     modules = ["perfexp.measuring.procedure"]
     if not str(plain["model"]["_target_"]).startswith("perfexp.models.fake."):
         modules += _OF_TORCH
+    if ".timm_models." in str(plain["model"]["_target_"]):
+        modules.append("timm")
     named = (target.rpartition(".")[0] for _, target in targets(plain) if target.startswith("perfexp."))
     return list(dict.fromkeys([*modules, *named]))
 

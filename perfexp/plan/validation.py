@@ -118,7 +118,7 @@ def _check_training(plan: config.Plan) -> None:
 
 
 def _check_largest_batch(plan: config.Plan) -> None:
-    """Raise UserError for a search for the largest batch that has no end, or no fresh processes."""
+    """Raise UserError for a search for the largest batch that has no end, or no processes of its own."""
     if not plan.seeks_batch:
         return
     node = plan.mode.train

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perfexp.records.record import LARGEST, Key, Point, Status, timed_key, trial_key
 from perfexp.sweep import MOST_SAMPLES
 
-#: Limit on the fresh processes of one search.
+#: Limit on the processes of one search.
 MOST_TRIALS = 8
 #: Batch that is tried first where nothing is known: some models do not train on one sample.
 SMALLEST = 2

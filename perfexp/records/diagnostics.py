@@ -37,7 +37,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     "simulated": _warning("scripted device: every time in this record is simulated", "select a real device: gpu=auto"),
     "in_process": _note(
         "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
-        "measure in a fresh process: perfexp.measure('module:name')",
+        "measure in a process of its own: perfexp.measure('module:name')",
     ),
     "too_few_samples": _note("{n} samples ({effective} effective): {reached}", "{advice}"),
     "drift": _warning(

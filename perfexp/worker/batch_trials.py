@@ -1,4 +1,4 @@
-"""Trials whether a batch fits, for batch_size=max: one in each fresh process, so that none finds another's remains."""
+"""Trials whether a batch fits, for batch_size=max: one in each process, so that none finds another's remains."""
 
 from __future__ import annotations
 

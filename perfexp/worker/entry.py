@@ -1,4 +1,4 @@
-"""Worker: read plan.yaml and append to points.jsonl in a fresh process, the only one that touches the device."""
+"""Worker: read plan.yaml and append to points.jsonl in a process of its own, the only one that touches the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from perfexp.errors import Unsupported, UserError
-from perfexp.host import lifeline
+from perfexp.host import fork_server, lifeline
 from perfexp.host.process import worker_command
 from perfexp.measuring.verdicts import verdict
 from perfexp.plan import config, plan_file
@@ -35,6 +35,7 @@ _MEASURES = {"trials": batch_trials.try_batch, "timed": points.measure_points, "
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the points of a plan, or report this machine's capabilities; returns 0 if every point has a result."""
     arguments = _arguments(argv)
+    fork_server.process_start = fork_server.process_start or "fresh"
     if argv is None:
         del sys.argv[1:]  # a model's module may parse its own
     # a profiler may start this process from a short-lived thread, whose end would pass for the parent's

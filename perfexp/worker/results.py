@@ -28,7 +28,8 @@ def begin(key: Key, emit: Events) -> None:
 def append(point: Point, paths: RunPaths, emit: Events) -> None:
     """Append a point; it failed if its code forked this process or replaced the clock. A copy ends here."""
     emit.end_copy()
-    point.facts["process_start"] = "forked" if fork_server.is_forked else "fresh"
+    if fork_server.process_start is not None:
+        point.facts["process_start"] = fork_server.process_start
     if point.status is Status.OK and _forks:
         point.status = Status.FAILED
         point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -45,10 +46,10 @@ class Server:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        distributions.preload()
-        self._threads = _threads()  # those of numpy and scipy, which are started again in a forked process
+        distributions.preload()  # with threads of OpenBLAS's, as numpy: a forked process starts its own
         self._children: dict[int, tuple[int, int]] = {}  # process and pipe for its status, by its pidfd
-        self._failure: str | None = None
+        # of a debugger, or of a tracer, which sitecustomize has started
+        self._spoilt = "this process has further threads" if threading.active_count() > 1 else self._opened()
 
     def serve(self) -> None:
         """Answer requests until the client has ended."""
@@ -61,48 +62,58 @@ class Server:
                 if not data:
                     return
                 request = json.loads(data)
-                self._import(request["imports"])
+                failure = self._import(request["imports"])
                 if "module" in request:
-                    self._answer(request, descriptors)
+                    self._answer(request, descriptors, self._spoilt or failure)
 
-    def _import(self, names: Sequence[str]) -> None:
-        for name in names:
+    def _import(self, names: Sequence[str]) -> str | None:
+        """Import modules, and return the reason why that failed; a thread or a device of theirs spoils this process."""
+        for name in (name for name in names if name not in sys.modules):
+            before = _threads()
             try:
-                if name not in sys.modules:
-                    importlib.import_module(name)
-            except Exception as error:
-                self._failure = f"{name} cannot be imported: {error}"
+                importlib.import_module(name)
+            except BaseException as error:  # SystemExit, too
+                return f"{name} cannot be imported: {error}"
+            if self._spoilt is None:
+                started = _threads() - before
+                self._spoilt = f"{name} starts threads ({started})" if started > 0 else self._opened()
+        return None
 
-    def _answer(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        log, events, status = descriptors
-        if why := self._failure or self._spoilt():
-            _send(self._connection, {"refusal": why}, [])
-        else:
+    @staticmethod
+    def _opened() -> str | None:
+        """Return which device an imported module has opened."""
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the listing itself
+                if (target := str(link.readlink())).startswith(_DEVICES):
+                    return f"an imported module has opened {target}"
+        return None
+
+    def _answer(self, request: dict[str, Any], descriptors: list[int], refusal: str | None) -> None:
+        """Fork a process and send its number and pidfd, or why there is none."""
+        answer: dict[str, Any] = {"refusal": refusal or "too many open files"}
+        opened: list[int] = []
+        if refusal is None and len(descriptors) == 3:
             gc.collect()
             gc.freeze()  # a collection in the new process would copy every page
             resident, parent = _resident_bytes(), os.getpid()
-            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of numpy's threads
+            log, events, status = descriptors
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of OpenBLAS's threads
                 process = os.fork()
             if process == 0:
                 self._become(request, log, events, status, resident, parent)
-            child = os.pidfd_open(process)
-            self._children[child] = process, os.dup(status)
-            _send(self._connection, {"process": process}, [child])
+            try:
+                opened.append(os.pidfd_open(process))
+                self._children[opened[0]] = process, os.dup(status)
+                answer = {"process": process}
+            except OSError as error:  # too many files are open
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                answer = {"refusal": str(error)}
+                while opened:
+                    os.close(opened.pop())
+        _send(self._connection, answer, opened)
         for descriptor in descriptors:
             os.close(descriptor)
-
-    def _spoilt(self) -> str | None:
-        """Why no process can be forked from this one any more."""
-        if (threads := _threads()) > self._threads:
-            return f"an imported module started {threads - self._threads} threads"
-        for link in Path("/proc/self/fd").iterdir():
-            try:
-                target = str(link.readlink())
-            except OSError:  # that of the listing itself
-                continue
-            if target.startswith(_DEVICES):
-                return f"an imported module opened {target}"
-        return None
 
     def _become(self, request: dict[str, Any], log: int, events: int, status: int, resident: int, parent: int) -> None:
         """Run a module as `python -m` does, in this process, which ends with it."""
@@ -119,17 +130,19 @@ class Server:
             np.random.seed()  # forked processes would share the random numbers of their server
             if (torch := sys.modules.get("torch")) is not None:
                 torch.default_generator.seed()
-            fork_server.is_forked, fork_server.uncounted_bytes = True, resident - _resident_bytes()
+            fork_server.process_start, fork_server.uncounted_bytes = "forked", resident - _resident_bytes()
             os.write(status, READY)
             os.close(status)
             module = request["module"]
             arguments = [*request["arguments"], f"--events-fd={events}", f"--parent={parent}"]
             sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
-            warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+            sys.modules.pop(module, None)  # it is run as __main__, as in a new interpreter
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if not isinstance(end.code, int | None):
+                print(end.code, file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -157,7 +170,7 @@ def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _send(connection: socket.socket, answer: dict[str, Any], descriptors: list[int]) -> None:
+def _send(connection: socket.socket, answer: dict[str, Any], descriptors: Sequence[int]) -> None:
     socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
 
 
@@ -168,7 +181,6 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
     arguments = parser.parse_args()
     lifeline.die_with(arguments.parent)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=arguments.socket) as connection:
         Server(connection).serve()
 

@@ -376,7 +376,7 @@ def test_a_device_that_kills_the_process_does_not_keep_the_cpu_from_being_measur
 
 def test_a_process_that_hangs_is_ended_and_is_a_finding(quiet_machine):
     surveyed = conduct(UNDER_WAY + "time.sleep(600)", silence_seconds=0.5)
-    assert "sent nothing for 0.5 s and was terminated while starting CUDA" in surveyed["failure"]["text"]
+    assert "sent no progress for 0.5 s and was terminated while starting CUDA" in surveyed["failure"]["text"]
     assert diagnosed(quiet_machine, surveyed, "h200") == {"devices": "fail", "gpu=h200": "fail"}
 
 

@@ -446,7 +446,7 @@ def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     point = profile_of(record)
     assert point.status is Status.TIMEOUT
     assert point.error == (
-        "while nsys was writing, the worker sent no progress for 5 s (timeout_seconds) and was terminated"
+        "while nsys was writing, the worker sent no progress for 5 s and was terminated (timeout_seconds)"
     )
     assert "sent no progress for 5 s" in printed
 
