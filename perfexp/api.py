@@ -52,7 +52,7 @@ def compose(*arguments: str, **overrides: Any) -> config.Plan:
 def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) -> Record:
     """Measure a model and return its record, which is also on disk.
 
-    A name is measured in processes of its own: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
+    A name is measured in other processes: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
     class or function that makes a torch module. An object is measured once in this process, which its record says
     (`in_process`): a torch module, a class of one, or a function of a batch of images.
 

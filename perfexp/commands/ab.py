@@ -55,7 +55,7 @@ def ab(
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Measure two variants in processes of their own, A B B A …, until it is decided which one is faster, or that none is.
+    """Measure two variants in several processes, A B B A …, until it is decided which one is faster, or that none is.
 
     After each pair of processes, from the third on, the runs are compared as `perfexp compare DIR` does. The levels
     of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
