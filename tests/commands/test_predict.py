@@ -389,7 +389,7 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
     of_the_device = ("gpu", "capacity_bytes", "largest_batch")
     assert {**after, **{name: before[name] for name in of_the_device}} == before
     assert [after[name] for name in of_the_device[:2]] == ["h100", 80 * 10**9]
-    for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=tf32", "execution.cudnn_benchmark=true"):
+    for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=fp32", "execution.cudnn_benchmark=true"):
         words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
         assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
         sheet = r"at most about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
