@@ -117,6 +117,36 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "fork", refuse)
 
 
+#: Changes the scripted device; `{factors}` by the number of the replicate make it slower.
+_SLOWER = """
+import sys
+from perfexp.devices.fake import FakeDevice
+
+launch, facts = FakeDevice.launch, FakeDevice.facts
+
+def slower(device, work_seconds, host_seconds=None):
+    number = next((word for word in sys.orig_argv if word.startswith("--replicate=")), "--replicate=0")
+    factors = {factors}
+    return launch(device, work_seconds * factors[int(number.partition("=")[2]) % len(factors)], host_seconds)
+
+FakeDevice.launch = slower
+FakeDevice.facts = lambda device: {{**facts(device), **{further}}}
+"""
+
+
+@pytest.fixture
+def slower_device(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """A function that has the scripted device of workers take longer, by a factor for each replicate in turn."""
+    before = os.environ.get("PYTHONPATH")
+
+    def slow(*factors: float, **further: str) -> None:
+        folder = tmp_path_factory.mktemp("site")
+        (folder / "sitecustomize.py").write_text(_SLOWER.format(factors=factors, further=further))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), before])))
+
+    return slow
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """A run or a sweep that has ended, the same for all tests that ask for its command: nobody changes its files.

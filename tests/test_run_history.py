@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from perfexp import commands
-from perfexp.devices.fake import FakeDevice
 from perfexp.orchestration import run_history
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Series
@@ -31,18 +30,14 @@ def _no_other_work(monkeypatch):
 
 
 @pytest.fixture
-def measure(run, monkeypatch, tmp_path):
+def measure(run, slower_device, tmp_path):
     """A function that measures on a device with a UUID, in each run slower by another factor; gives the record."""
-    launch, facts, factors, numbers = FakeDevice.launch, FakeDevice.facts, itertools.cycle(FACTORS), itertools.count()
+    factors, numbers = itertools.cycle(FACTORS), itertools.count()
 
     def measure(*overrides, uuid="GPU-1", code=0, factor=None):
         factor = factor or next(factors)
 
-        def slower(device, work_seconds, host_seconds=None):
-            return launch(device, work_seconds * factor, host_seconds)
-
-        monkeypatch.setattr(FakeDevice, "launch", slower)
-        monkeypatch.setattr(FakeDevice, "facts", lambda device: {**facts(device), "uuid": uuid})
+        slower_device(factor, uuid=uuid)
         folder = f"run{next(numbers)}"
         assert run(*COMMAND, *overrides, f"output_dir={folder}")[0] == code
         return Record.load(tmp_path / folder)

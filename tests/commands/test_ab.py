@@ -2,14 +2,12 @@
 
 import json
 import shlex
-import sys
 
 import msgspec
 import pytest
 
 from perfexp import commands, main
 from perfexp.commands import sides
-from perfexp.devices.fake import FakeDevice
 from perfexp.orchestration.ab_run import AbRun
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, Status, read_points
@@ -31,15 +29,9 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def processes_that_differ(monkeypatch):
-    """Workers, which inherit this, on a device that is slower by the factor of their replicate."""
-    launch = FakeDevice.launch
-
-    def slower(device, work_seconds, host_seconds=None):
-        number = next((word for word in sys.orig_argv if word.startswith("--replicate=")), "--replicate=0")
-        return launch(device, work_seconds * FACTORS[int(number.partition("=")[2])], host_seconds)
-
-    monkeypatch.setattr(FakeDevice, "launch", slower)
+def processes_that_differ(slower_device):
+    """Workers on a device that is slower by the factor of their replicate."""
+    slower_device(*FACTORS)
 
 
 def measured(capsys, *arguments):

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.devices.fake import FakeDevice
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 
@@ -31,17 +30,6 @@ def run(run, capsys, monkeypatch):
         return code, printed.out + printed.err
 
     return command
-
-
-@pytest.fixture
-def slowed(monkeypatch):
-    """A function that makes the device slower by a factor; processes inherit it."""
-    launch = FakeDevice.launch
-
-    def slow(factor):
-        monkeypatch.setattr(FakeDevice, "launch", lambda device, work, host=None: launch(device, work * factor, host))
-
-    return slow
 
 
 def change(folder, name, function):
@@ -65,8 +53,8 @@ def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(r
 
 
 @pytest.mark.slow
-def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
-    slowed(1.08)
+def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device):
+    slower_device(1.08)
     code, printed = run(*AGAIN, "output_dir=y", "--json")
     assert code == 1
     answer = json.loads(printed[printed.index("{\n") : printed.rindex("}\n") + 1])
@@ -77,14 +65,14 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slowed):
     assert any("device of 224 · batch 1: " in line and "by +" in line for line in answer["reasons"])
 
     before = Path("y/points.jsonl").read_bytes()  # the same command with the folder measures nothing twice
-    slowed(1.0)
+    slower_device(1.0)
     assert run(*AGAIN, "output_dir=y")[0] == 1
     assert Path("y/points.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slowed):
-    slowed(1.01)
+def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slower_device):
+    slower_device(1.01)
     code, printed = run(*AGAIN)
     assert code == 2
     assert "UNDECIDED: device of 224 · batch 1: " in printed
@@ -92,7 +80,7 @@ def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slowed):
 
 
 @pytest.mark.slow
-def test_a_point_that_fails_now_differs(run, slowed):
+def test_a_point_that_fails_now_differs(run, slower_device):
     code, printed = run(*AGAIN, "model.faults.fail=1")
     assert code == 1
     assert "DIFFERS: no point was measured again (failed)" in printed

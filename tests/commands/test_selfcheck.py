@@ -1,7 +1,6 @@
 """`perfexp selfcheck`: processes that differ by a planted spread, what is printed and cached, and what is refused."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from scipy import stats
 
 from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
-from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
 from perfexp.orchestration import capabilities
@@ -31,15 +29,9 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def processes_that_differ(monkeypatch):
-    """Workers, which inherit this, on a device that is slower by the factor of their replicate."""
-    launch = FakeDevice.launch
-
-    def slower(device, work_seconds, host_seconds=None):
-        number = next((word for word in sys.orig_argv if word.startswith("--replicate=")), "--replicate=0")
-        return launch(device, work_seconds * FACTORS[int(number.partition("=")[2])], host_seconds)
-
-    monkeypatch.setattr(FakeDevice, "launch", slower)
+def processes_that_differ(slower_device):
+    """Workers on a device that is slower by the factor of their replicate."""
+    slower_device(*FACTORS)
 
 
 @pytest.mark.slow
