@@ -108,7 +108,7 @@ def test_an_object_is_measured_once():
 
 
 def test_a_module_that_a_fresh_process_cannot_import_is_refused():
-    with pytest.raises(UserError, match="not found by a fresh process"):
+    with pytest.raises(UserError, match="not found by another process"):
         perfexp.measure("__main__:TinyNet")
 
 

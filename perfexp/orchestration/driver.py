@@ -87,7 +87,7 @@ def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
             if run.has_results:
                 yield run, run.save()
         except Exception as error:
-            ended(run.assignment, as_perfexp_error(error, run.assignment.folder))
+            ended(run.assignment, as_perfexp_error(error, run.assignment.folder.absolute()))
 
 
 def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
@@ -100,7 +100,7 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
             try:
                 run.publish(record, results)
             except Exception as error:
-                outcome = as_perfexp_error(error, run.assignment.folder)
+                outcome = as_perfexp_error(error, run.assignment.folder.absolute())
             del left[0]
             ended(run.assignment, outcome)
     finally:
