@@ -8,8 +8,8 @@ def start(*arguments, **options):
     """Start perfexp.
 
     Args:
-        arguments: of the command.
-        options: of `subprocess.Popen`.
+        arguments: command line of perfexp.
+        options: options for `subprocess.Popen`.
     """
     return subprocess.Popen([sys.executable, "-m", "perfexp", *arguments], **options)
 

@@ -21,14 +21,13 @@ from typing import Any
 from perfexp.host import interrupts
 from perfexp.host.installation import is_here_on_path, python_command
 
-#: What a forked process writes as soon as it runs, and the format of the exit code that follows at its end.
+#: First byte of a forked process, and format of the exit code that follows when it has ended.
 READY, STATUS = b"r", "=i"
 #: Limits on the imports before an answer, and on the first instruction of a forked process.
 _IMPORT_SECONDS, _FORK_SECONDS = 600.0, 15.0
 #: Variables that change between runs and concern no worker: perfexp sets one while Hydra composes, pytest one for each
 #: test.
 _IGNORED = {"HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST"}
-
 
 #: How this worker was started, `forked` or `fresh`; None for another process.
 process_start: str | None = None
@@ -59,7 +58,7 @@ class Forked:
         if self.returncode is None:
             if not select.select([self.pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("worker", timeout)
-            # the server reports what it has waited for; if it has ended, this process was ended with it
+            # without an exit code the server has ended, and this process with it
             data = os.read(self._status, 4) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
             self.returncode = struct.unpack(STATUS, data)[0] if data else -signal.SIGKILL
             os.close(self._status)

@@ -17,7 +17,7 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
 Ended = Callable[[Assignment, Record | PerfexpError], None]
-#: Chooses which replicate of which run is next, or None for all of a run's; a run that fails is no longer among them.
+#: Yields the next run with its replicate, or with None for all replicates. Failed runs are taken out of the sequence.
 Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]
 
 
