@@ -129,6 +129,8 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
     """Why a small convolution and product, forward and backward, fail in the data type, or None."""
     name = wanted.autocast or wanted.storage
     assert device.identifier is not None
+    if device.kind == "cpu" and name == "float16" and not _has_fast_float16():
+        return f"torch has no fast float16 on {device.name}"
     storage = getattr(torch, wanted.storage)
     try:
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller of the Python interface has set
@@ -144,6 +146,12 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
         how = "autocast to" if wanted.autocast else "parameters of"
         return f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
     return None
+
+
+def _has_fast_float16() -> bool:
+    """Whether oneDNN computes float16 on this CPU; a convolution of torch takes about a hundred times as long."""
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return not has_onednn or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:

@@ -205,7 +205,7 @@ class TorchTrainer(Trainer):
             for name, value in state.items():
                 if torch.is_tensor(own.get(name)):
                     own[name].copy_(value)
-        self._scaler.load_state_dict(content["scaler"])
+        self._scaler.load_state_dict(content["scaler"] or self._first_scale)  # a training without one leaves it empty
         if self._average:
             averages = content.get("state_dict", content["model"])
             for name, value in self._average.items():

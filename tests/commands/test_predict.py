@@ -379,9 +379,10 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_bat
 @pytest.mark.slow
 def test_workspaces_are_known_later_without_the_device(predict, present, convolutional):
     def traced():
-        [point] = json.loads(predict(*convolutional, "batch_size=4", "gpu=h100", "--json")[1])["memory"]["points"]
+        [point] = json.loads(predict(*settings, "--json")[1])["memory"]["points"]
         return point
 
+    settings = (*convolutional, "batch_size=4", "gpu=h100", "precision=tf32")
     before = traced()
     number = len(present.calls)
     present.leave()
@@ -390,7 +391,7 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
     assert {**after, **{name: before[name] for name in of_the_device}} == before
     assert [after[name] for name in of_the_device[:2]] == ["h100", 80 * 10**9]
     for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=fp32", "execution.cudnn_benchmark=true"):
-        words = predict(*convolutional, "batch_size=4", "gpu=h100", other)[1]
+        words = predict(*settings, other)[1]
         assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
         sheet = r"at most about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
         assert re.search(sheet, words) or "gpu=auto" in other

@@ -14,7 +14,7 @@ import torch
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError, Waits
-from perfexp.models import Batch, Execution, Precision
+from perfexp.models import Batch, Execution, Precision, torch_settings
 from perfexp.models.cuda_graphs import _make_capturable, captures
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession, begin_momentum
@@ -207,7 +207,10 @@ def test_training_is_left_when_a_call_fails() -> None:
         (Precision(name="amp_bf16", autocast="bfloat16"), torch.bfloat16),
     ],
 )
-def test_a_precision_is_what_the_model_computes_in(precision: Precision, outputs: torch.dtype) -> None:
+def test_a_precision_is_what_the_model_computes_in(
+    precision: Precision, outputs: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: True)
     session = open_session(precision=precision)
     if session.doubts():
         pytest.skip(session.doubts()[0].message)
@@ -220,7 +223,10 @@ def test_a_precision_is_what_the_model_computes_in(precision: Precision, outputs
     assert train(session, batch, steps=2)[-1] < 10
 
 
-def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients() -> None:
+def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: True)
     weights, gradients = [], []
     for autocast in ("float16", "bfloat16"):
         module = Pooled()
@@ -236,6 +242,18 @@ def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
         weights.append(module.fc.bias.detach().clone())
     assert gradients[0] > 1000 * gradients[1]
     torch.testing.assert_close(weights[0], weights[1], atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("precision", [{"storage": "float16"}, {"autocast": "float16"}])
+def test_a_cpu_without_fast_float16_runs_as_fp32_with_a_doubt(
+    precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: False)
+    session = open_session(precision=Precision(name="half", **precision))
+    (doubt,) = session.doubts()
+    assert doubt.code == "precision_unavailable"
+    assert "half was requested, but fp32 was measured" in doubt.message
+    assert "torch has no fast float16 on" in doubt.message
 
 
 def test_tf32_on_a_cpu_runs_as_fp32_with_a_doubt() -> None:

@@ -29,7 +29,7 @@ from perfexp.errors import Unsupported, UserError
 from perfexp.measuring.epochs import Epochs
 from perfexp.measuring.procedure import Procedure
 from perfexp.measuring.training import Evaluation
-from perfexp.models import Batch, Execution, Precision, Schedule
+from perfexp.models import Batch, Execution, Precision, Schedule, torch_settings
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.trainer import TorchTrainer
@@ -280,6 +280,19 @@ def test_training_begins_with_the_loaded_weights_after_the_calls_before_it(tmp_p
 
 # checkpoints
 
+
+def test_a_checkpoint_without_scaled_losses_is_resumed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: True)
+    train(Synthetic(num_samples=8), tmp_path, epochs=1, checkpoints=True)
+    precision = Precision(name="amp_fp16", autocast="float16")
+    file = str(tmp_path / "best.pt")
+    point = train(Synthetic(num_samples=8), tmp_path, epochs=2, resume_from=file, precision=precision, checkpoints=True)
+    assert [epoch.number for epoch in point.epochs] == [2]
+    assert weights(tmp_path / "best.pt")["scaler"]["scale"] > 0
+
+
 MOVING = [
     {},
     {"optimizer": {"name": "adamw", "lr": 0.01}, "clip_grad_norm": 0.1, "label_smoothing": 0.1},
@@ -294,8 +307,9 @@ MOVING = [
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_two_epochs_and_two_more_are_four_to_the_last_bit(
-    pictures: Path, tmp_path: Path, settings: Any, workers: int
+    pictures: Path, tmp_path: Path, settings: Any, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: True)
     data = Images(root=str(pictures), workers=workers)
     whole, half = tmp_path / "whole", tmp_path / "half"
     for folder in (whole, half):
