@@ -245,9 +245,7 @@ def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
 
 
 @pytest.mark.parametrize("precision", [{"storage": "float16"}, {"autocast": "float16"}])
-def test_a_cpu_without_fast_float16_runs_as_fp32_with_a_doubt(
-    precision: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_without_fast_float16_runs_as_fp32_with_a_doubt(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: False)
     session = open_session(precision=Precision(name="half", **precision))
     (doubt,) = session.doubts()
