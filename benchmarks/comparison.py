@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -32,15 +31,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.commands import sides
-from perfexp.comparison import judging, measures
+from perfexp.comparison import judging
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
-from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, SweepMembership
+from perfexp.records import point_times, summary
+from perfexp.records.record import Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.statistics import blockwise, ratios, sequential
-from perfexp.statistics.estimators import Interval, Samples
-from perfexp.statistics.ratios import Repeats
+from perfexp.statistics import ratios, sequential
+from perfexp.statistics.blockwise import Summary
+from perfexp.statistics.moderated import Repeats
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -58,7 +58,6 @@ class Scenario:
         processes: standard deviation between processes, of log seconds.
         clock: slowness of a second clock state, in which half of the processes stay.
         runs: standard deviation between runs.
-        history: earlier runs of each command.
         count: processes of a run.
         level: level of each look of `perfexp ab`; None for its own.
     """
@@ -67,7 +66,6 @@ class Scenario:
     processes: float = 0.005
     clock: float = 0.0
     runs: float = 0.0
-    history: int = 0
     count: int = PROCESSES
     margin: float = MARGIN
     level: float | None = None
@@ -86,9 +84,12 @@ SCENARIOS = {
     "0.2 % faster, 0.5 %": Scenario(ratio=1 / 1.002),
     "3 % faster, 0.5 %": Scenario(ratio=0.97),
     "3 % faster, 1 %": Scenario(ratio=0.97, processes=0.01),
-    "identical, runs 2 %, no history": Scenario(runs=0.02),
-    "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
+    "identical, runs 2 %": Scenario(runs=0.02),
     "identical, 1 %, three processes": Scenario(processes=0.01, count=3),
+    "identical, 0.5 %, one process": Scenario(count=1),
+    "3 % faster, 0.5 %, five processes": Scenario(ratio=0.97, count=5),
+    "10 % faster, 1 %, three processes": Scenario(ratio=0.9, processes=0.01, count=3),
+    "twice as fast, 1 %, one process": Scenario(ratio=0.5, processes=0.01, count=1),
 }
 
 
@@ -102,7 +103,7 @@ TOGETHER = {
     "3 % faster, 0.5 %": Scenario(ratio=0.97),
     "3 % faster, 1 %": Scenario(ratio=0.97, processes=0.01),
     "slower by the margin, 0.5 %": Scenario(ratio=1 + MARGIN),
-    "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
+    "identical, runs 2 %": Scenario(runs=0.02),
     "identical, 0.5 %, margin 0.001 %": Scenario(margin=1e-5),
     "the same, without alpha spending": Scenario(margin=1e-5, level=0.05),
 }
@@ -191,26 +192,21 @@ def pair(scenario: Scenario, seed: int) -> Compared:
     """One run of each of two commands, compared."""
     rng, records = np.random.default_rng(seed), []
     for name, ratio in (("one", 1.0), ("two", scenario.ratio)):
-        runs = [[ratio * factor for factor in scenario.factors(rng)] for _ in range(scenario.history + 1)]
-        made = record(name, runs[-1:], rng)
-        earlier = [[(CALL_SECONDS * factor, CALL_SECONDS * factor) for factor in run] for run in runs[:-1]]
-        made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
-        records.append(made)
+        records.append(record(name, [[ratio * factor for factor in scenario.factors(rng)]], rng))
     return judged(*records)[0]
 
 
 @contextmanager
 def remembered_medians() -> Iterator[None]:
     """While entered, the median of a process is computed once, not at each look."""
-    known: dict[tuple[float, float], Interval] = {}
+    known: dict[int, Summary] = {}
 
-    def median_of(blocks: Sequence[Samples]) -> Interval:
-        place = float(blocks[0][0]), float(blocks[-1][-1])
-        if place not in known:
-            known[place] = blockwise.block_median(blocks)
-        return known[place]
+    def summary_of(series: Series, percentiles: Sequence[float]) -> Summary:
+        if id(series) not in known:
+            known[id(series)] = point_times.summary_of(series, percentiles)
+        return known[id(series)]
 
-    with patch.object(measures, "blockwise", SimpleNamespace(**vars(blockwise) | {"block_median": median_of})):
+    with patch.object(summary, "summary_of", summary_of):
         yield
 
 
@@ -222,8 +218,6 @@ def in_turn(scenario: Scenario, seed: int) -> Compared:
     sides = []
     for name, ratio in (("one", shared), ("two", shared * scenario.ratio)):
         made = record(name, [[ratio * factor for factor in drawn.factors(rng)]], rng)
-        earlier = [[(CALL_SECONDS * one,) * 2 for one in scenario.factors(rng)] for _ in range(scenario.history)]
-        made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
         sides.append((made, made.points))
     with remembered_medians():
         for processes in range(sequential.LEAST, sequential.MOST + 1):

@@ -1,69 +1,163 @@
-"""How much processes of one server differ, by class of time: typical variance and how much that varies between models.
+"""How much processes differ, by class of figure: typical variance and how much that varies between models.
 
-    python benchmarks/process_components.py [process_medians.json]
+    python benchmarks/process_components.py            # the fit of process_medians.json
+    python benchmarks/process_components.py --write    # writes it into the package
+    python benchmarks/process_components.py --add DIR  # adds the figures of runs of several processes
 
-The file has a cell per model, phase and batch size: the medians of its processes, in seconds. Each class of time
-(device times, host times that the device limits, and others) gets the scale s₀ and the degrees ν₀ of the scaled F
-distribution that its cells' variances follow, by maximum likelihood: Smyth, "Linear models and empirical Bayes methods
-for assessing differential expression in microarray experiments" (2004), section 6.
+process_medians.json has a cell per model, phase and batch size: the medians of its processes, in seconds, and their
+peaks of memory, in bytes. Each class of figure gets the scale s₀ and the degrees ν₀ of the scaled F distribution that
+its cells' variances follow, by maximum likelihood: Smyth, "Linear models and empirical Bayes methods for assessing
+differential expression in microarray experiments" (2004), section 6.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import lzma
 import math
 import statistics
-import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from scipy import optimize, stats
 
+from perfexp.records import priors
+from perfexp.records.record import Record
+from perfexp.records.summary import rows
+from perfexp.statistics.moderated import Prior, Repeats
+
+CELLS = Path(__file__).with_name("process_medians.json")
+#: Published records, most of them of several runs.
+RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 #: Range of the degrees: variances that say nothing of each other, and equal ones.
 DEGREES = 0.5, 100.0
-
-
-def time_class(name: str, bound_by: str | None) -> str:
-    if name == "device":
-        return "device"
-    return "host time, device-bound" if bound_by == "gpu" else "host time, host-bound"
-
-
-def classes(cells: list[dict]) -> dict[str, list[tuple[float, int]]]:
-    """Variance of log medians with its degrees, for each cell of a class."""
-    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for cell in cells:
-        for name, seconds in cell["seconds"].items():
-            if name != "throughput" and len(seconds) > 1:
-                logs = [math.log(value) for value in seconds]
-                found[time_class(name, cell["bound_by"])].append((statistics.variance(logs), len(logs) - 1))
-    return found
-
-
-def fit(variances: list[tuple[float, int]]) -> tuple[float, float]:
-    """Scale s₀² and degrees ν₀ under which the variances are most likely: s² / s₀² is F distributed with (ν, ν₀)."""
-    values = np.array([variance for variance, _ in variances])
-    degrees = np.array([count for _, count in variances], dtype=float)
-
-    def loss(parameters: np.ndarray) -> float:
-        scale, prior = np.exp(parameters)
-        ratio = np.maximum(values, 1e-12) / scale
-        return float(-(stats.f.logpdf(ratio, degrees, prior) - np.log(scale)).sum())
-
-    start = np.log([max(float(np.median(values)), 1e-8), 3.0])
-    bounds = [(start[0] - 6, start[0] + 6), tuple(np.log(DEGREES))]
-    best = optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
-    return tuple(map(float, np.exp(best.x)))
+#: Least standard deviation: what a median of few calls can show.
+FLOOR = 1e-4
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("process_medians.json")
-    print(f"{'':24} {'cells':>5} {'sd s0':>8} {'degrees':>8}  {'median sd':>9}")
-    for name, variances in classes(json.loads(path.read_text())).items():
-        scale, degrees = fit(variances)
-        middle = math.sqrt(statistics.median(variance for variance, _ in variances))
-        print(f"{name:24} {len(variances):5} {math.sqrt(scale):8.2%} {degrees:8.1f}  {middle:9.2%}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--add", type=Path, metavar="DIR")
+    arguments = parser.parse_args()
+    cells = json.loads(CELLS.read_text())
+    if arguments.add:
+        files = sorted(arguments.add.rglob("record.json"))
+        added = [cell for file in files for cell in of_record(Record.load(file), arguments.add.name)]
+        CELLS.write_text("[\n " + ",\n ".join(map(json.dumps, cells + added)) + "\n]\n")
+        print(f"{len(added)} cells added")
+        return
+    cells += [cell for file in sorted(RECORDS.glob("*.json.xz")) for cell in of_file(file)]
+    fitted = {kind: fits([cell for cell in cells if cell["kind"] == kind]) for kind in ("cuda", "cpu")}
+    if arguments.write:
+        content = {
+            kind: {name: msgspec.to_builtins(one) for name, one in of_kind.items()} for kind, of_kind in fitted.items()
+        }
+        priors.TABLE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    print(f"{'':18} {'cells':>5} {'sd s0':>8} {'degrees':>8} {'sd of servers':>13}")
+    for kind, of_kind in fitted.items():
+        for name, one in of_kind.items():
+            server = f"{math.sqrt(one.server):13.2%}" if one.server else ""
+            print(f"{kind:5}{name:13} {one.cells:5} {math.sqrt(one.variance):8.3%} {one.degrees:8.2f} {server}")
+
+
+def of_file(file: Path) -> Iterator[dict]:
+    """The cells of the records in a published file."""
+    for name, content in _records(json.loads(lzma.decompress(file.read_bytes())), file.name[:8]):
+        yield from of_record(Record.from_json(json.dumps(content).encode()), name)
+
+
+def _records(content: object, name: str) -> Iterator[tuple[str, dict]]:
+    if isinstance(content, dict) and {"points", "plan"} <= content.keys():
+        yield name, content
+    elif isinstance(content, dict | list):
+        for key, part in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from _records(part, f"{name}/{key}")
+
+
+def of_record(record: Record, name: str) -> Iterator[dict]:
+    """The cells of a record: its points that several processes measured."""
+    device = record.environment.get("device", {})
+    for row in rows(record):
+        figures = {of: list(one.values) for of, one in row.figures.items() if len(one.values) > 1}
+        memory = [
+            found.value
+            for point in record.points
+            if point.key.is_timed and (point.key.phase, point.key.batch_size) == (row.key.phase, row.key.batch_size)
+            if point.key.input_size == row.key.input_size and (found := point.metric("memory/peak_bytes"))
+        ]
+        is_disturbed = any(doubt.code in priors.DISTURBED for doubt in (*row.doubts, *record.doubts))
+        if figures and device.get("kind") in ("cuda", "cpu") and not is_disturbed:
+            yield {
+                "device": device["name"],
+                "kind": device["kind"],
+                "server": name,
+                "start": next((point.facts.get("process_start") for point in record.points), None),
+                "model": record.plan["model"]["name"],
+                "phase": row.key.phase,
+                "batch": row.key.batch_size,
+                "bound_by": row.bound_by,
+                "seconds": {of: values for of, values in figures.items() if of not in ("p95", "throughput")},
+                **({"bytes": memory} if len(memory) > 1 else {}),
+            }
+
+
+def fits(cells: list[dict]) -> dict[str, Prior]:
+    """The prior of each class of figure."""
+    groups: dict[str, list[tuple[dict, str, tuple[float, ...]]]] = defaultdict(list)
+    for cell in cells:
+        for name, values in {**cell["seconds"], "memory": cell.get("bytes", [])}.items():
+            if len(values) > 1:
+                groups[priors.class_of(name, cell["bound_by"])].append((cell, name, tuple(values)))
+    found = {}
+    for name, members in sorted(groups.items()):
+        components = [component for *_, values in members if (component := Repeats(values=values).component)]
+        variance, degrees = fit([(one.variance, one.degrees) for one in components])
+        found[name] = Prior(
+            variance=float(f"{variance:.3g}"),
+            degrees=float(f"{degrees:.3g}"),
+            server=float(f"{between_servers(members):.3g}") if name == priors.HOST_BOUND else 0.0,
+            cells=len(members),
+            origin=", ".join(sorted({cell["device"] for cell, *_ in members})),
+        )
+    return found
+
+
+def fit(variances: list[tuple[float, float]]) -> tuple[float, float]:
+    """Scale s₀² and degrees ν₀ under which the variances are most likely: s² / s₀² is F distributed with (ν, ν₀)."""
+    values = np.array([variance for variance, _ in variances])
+    counts = np.array([count for _, count in variances], dtype=float)
+
+    def loss(parameters: np.ndarray) -> float:
+        scale, prior = np.exp(parameters)
+        ratio = np.maximum(values, FLOOR**2) / scale
+        return float(-(stats.f.logpdf(ratio, counts, prior) - np.log(scale)).sum())
+
+    start = np.log([max(float(np.median(values)), FLOOR**2), 3.0])
+    bounds = [(start[0] - 6, start[0] + 6), tuple(np.log(DEGREES))]
+    best = optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
+    variance, degrees = map(float, np.exp(best.x))
+    return variance, degrees
+
+
+def between_servers(members: list[tuple[dict, str, tuple[float, ...]]]) -> float:
+    """Variance between servers of forked processes, from figures that processes of several servers have measured."""
+    groups: dict[tuple, list[np.ndarray]] = defaultdict(list)
+    for cell, figure, values in members:
+        if cell.get("start") == "forked":
+            subject = cell["device"], cell["model"], cell["phase"], cell["batch"], figure, len(values)
+            groups[subject].append(np.log(values))
+    parts = []
+    for logs in groups.values():
+        if len(logs) > 1:
+            explained = statistics.fmean(float(one.var(ddof=1)) / one.size for one in logs)
+            parts.append((statistics.variance(float(one.mean()) for one in logs) - explained, len(logs) - 1))
+    degrees = sum(count for _, count in parts)
+    return max(sum(part * count for part, count in parts) / degrees, 0.0) if degrees else 0.0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from PIL import Image
 
 from perfexp.host import fork_server
 from perfexp.main import main
-from perfexp.orchestration import run_history
+from perfexp.orchestration import machine_priors
 from perfexp.records.record import (
     Artifact,
     Diagnostic,
@@ -78,7 +78,7 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Runs of this process know those of the same test only."""
     folder = tmp_path_factory.getbasetemp() / "histories" / uuid.uuid4().hex
-    monkeypatch.setattr(run_history, "cache_folder", lambda name: folder / name)
+    monkeypatch.setattr(machine_priors, "cache_folder", lambda name: folder / name)
 
 
 _LAYERS_PNG, _PNG = run_files._layers_png, run_files._png

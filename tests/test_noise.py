@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perfexp.records.record import Key
-from perfexp.statistics import scaling, variance
-from perfexp.statistics.estimators import Interval
+from perfexp.statistics import scaling
 from perfexp.sweep import order
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -54,17 +53,3 @@ def test_a_slow_down_over_a_sweep_is_no_growth_with_the_size_in_random_order(shu
         fit = scaling.fit_scaling([key.pixels / 1e6 for key in keys], times, [0.003] * len(keys))
         held += fit.exponent is not None and fit.exponent.low <= 1 <= fit.exponent.high
     assert least <= held / 40 <= most
-
-
-@pytest.mark.parametrize("within", [0.001, 0.01])
-def test_anchors_make_the_interval_of_one_process_hold_for_others(within):
-    rng, held, runs = np.random.default_rng(2), 0, 400
-    for _ in range(runs):
-        anchors = [np.exp(0.01 * rng.standard_normal(3) + within * rng.standard_normal(3)) for _ in range(3)]
-        component = variance.between_processes(anchors)
-        value = float(np.exp(0.01 * rng.standard_normal() + within * rng.standard_normal()))
-        own = Interval(value=value, low=value * (1 - 1.96 * within), high=value * (1 + 1.96 * within))
-        wide = variance.widened(own, component)
-        held += wide.low <= 1 <= wide.high
-    assert held / runs >= 0.92
-    assert wide.relative_half_width > own.relative_half_width

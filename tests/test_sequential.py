@@ -93,14 +93,6 @@ def test_before_the_first_look_nothing_is_decided():
     assert (pair.verdict, pair.low, pair.p) == (Verdict.UNDECIDED, None, 1.0)
 
 
-def test_what_runs_at_other_times_differ_by_is_not_in_the_ratio_of_processes_in_turn():
-    history = (0.9, 1.1, 1.0, 0.95)
-    [in_turn_], [apart] = judged(*both(5, 0.05, earlier=history)), judged(*both(5, None, earlier=history))
-    assert in_turn_.verdict is Verdict.BETTER
-    assert apart.verdict is Verdict.UNDECIDED
-    assert (in_turn_.includes_runs, apart.includes_runs) == (False, True)
-
-
 @pytest.mark.parametrize(
     ("count", "note"),
     [(2, "a longer --max-seconds to continue"), (MOST, f"after {MOST} processes of each side, the most")],

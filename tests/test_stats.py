@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfexp.statistics import blockwise, estimators, variance
+from perfexp.statistics import blockwise, estimators
+from perfexp.statistics.moderated import Repeats, geometric_mean
 from tests.simulation import RUNS, SERIES, adapted, autoregressive, true_median
 
 
@@ -245,7 +246,7 @@ def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_ca
     rng, across, pooled = np.random.default_rng(17), 0, 0
     for _ in range(RUNS):
         calls = measured_by_processes(rng)
-        interval = variance.geometric_mean(np.median(calls, axis=1))
+        interval = geometric_mean(np.median(calls, axis=1))
         across += interval.low <= 1.0 <= interval.high
         together = estimators.median_interval(calls.ravel(), tau=1.0)
         pooled += together.low <= 1.0 <= together.high
@@ -257,13 +258,13 @@ def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_ca
 def test_the_interval_across_covers_the_truth_for_any_number_of_processes(processes):
     rng, covered = np.random.default_rng(18), 0
     for _ in range(RUNS):
-        interval = variance.geometric_mean(np.exp(0.02 * rng.standard_normal(processes)))
+        interval = geometric_mean(np.exp(0.02 * rng.standard_normal(processes)))
         covered += interval.low <= 1.0 <= interval.high
     assert abs(covered / RUNS - 0.95) <= adapted(0.02, nominal=0)
 
 
 def test_the_interval_across_two_processes_is_that_of_the_formula():
-    interval, spread = variance.geometric_mean([1.0, 1.02]), variance.between_processes([[1.0, 1.02]]).spread
+    interval, spread = geometric_mean([1.0, 1.02]), Repeats(values=(1.0, 1.02)).own.spread
     assert interval.value == pytest.approx(np.sqrt(1.02))
     assert interval.high / interval.value == pytest.approx(np.exp(12.706205 * np.log(1.02) / 2))
     assert interval.low * interval.high == pytest.approx(interval.value**2)

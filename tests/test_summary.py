@@ -1,20 +1,17 @@
 """What sinks share, computed from records made by hand."""
 
 import math
-from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
 from perfexp.comparison import measures
 from perfexp.records import diagnostics, growth, idleness, summary
-from perfexp.records.record import EarlierTime, Key, MachineSpread, Metric, Point, Series, Status, Stop, layers_key
+from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
-from perfexp.summaries.interval_scope import scope_notes, scope_text
 
 SIZES = range(224, 513, 32)
 
@@ -193,53 +190,6 @@ def test_rows_notice_another_error(make_record):
     assert [row.error for row in summary.rows(record)] == [None]
     record.points[0].error = "no space left"
     assert [row.error for row in summary.rows(record)] == ["no space left"]
-
-
-def test_processes_that_measured_the_same_point_are_taken_together(make_record):
-    points = [
-        point(seconds, size, replicate=replicate)
-        for size in (224, 256)
-        for replicate, seconds in enumerate((0.010, 0.0102, 0.0104))
-    ]
-    points[5] = point(0, 256, replicate=2, status=Status.FAILED)
-    points.append(point(0.01, 288))
-    found = summary.rows(make_record(points=points))
-    assert [(row.key.size_label, row.processes, row.is_pooled) for row in found] == [
-        ("224", 3, False),
-        ("256", 2, False),
-        ("288", 1, True),
-    ]
-    three, two, one = (row.time.median for row in found)
-    logs = np.log([0.010, 0.0102, 0.0104])
-    assert three.value == pytest.approx(np.exp(logs.mean()), rel=1e-3)
-    assert three.high == pytest.approx(np.exp(logs.mean() + 4.302653 * logs.std(ddof=1) / np.sqrt(3)), rel=1e-3)
-    assert found[0].spread == pytest.approx(np.exp(logs.std(ddof=1)) - 1, rel=1e-2)
-    assert two.high / two.low > three.high / three.low
-    pooled = np.sqrt((2 * logs.var(ddof=1) + logs[:2].var(ddof=1)) / 3)
-    assert np.log(one.high / one.value) == pytest.approx(3.182446 * pooled, rel=0.02), "t of three degrees of freedom"
-
-
-def test_a_selfcheck_widens_where_no_point_shows_how_processes_differ(make_record):
-    """Three processes show the latency of inference; for training there is the selfcheck alone."""
-    points = [point(seconds, replicate=number) for number, seconds in enumerate((0.010, 0.0101, 0.0102))]
-    points += [point(0.01, 256), point(0.01, 256)]
-    points[-1].key = msgspec.structs.replace(points[-1].key, phase="train")
-    record = make_record(points=points)
-    record.selfcheck = [
-        MachineSpread(phase=phase, time="latency", variance=0.01, degrees=9, ended="2026-01-01T00:00")
-        for phase in ("inference", "train")
-    ]
-    rows = summary.rows(record)
-    assert [(row.is_pooled, row.selfcheck) for row in rows] == [(False, None), (True, None), (True, "2026-01-01")]
-    assert [row.time.median.relative_half_width > 0.2 for row in rows] == [False, False, True]
-    between = [figures["latency"].between.variance for figures in measures.repeats(record).values()]
-    assert between == [pytest.approx(1e-4, rel=0.1)] * 2 + [0.01]
-    assert scope_notes(rows) == [
-        "± this machine at 1 of 3 points, at present: mean over processes, which differ as in its selfcheck of "
-        "2026-01-01",
-        "± this machine at 2 of 3 points, at present: mean over processes, which differ as at 1 point with several, "
-        "standard deviation 1.0 % in latency",
-    ]
 
 
 @pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0, 0.0)])
@@ -516,114 +466,6 @@ def test_a_speedup_that_is_missing_is_of_no_process(make_record):
     points[0].metrics.append(Metric(name="algorithm/speedup_over_default", value=None, unit="1", reason="no time"))
     record = make_record(points=points)
     assert not any("first process" in note for note in overview.metrics(record, summary.rows(record)).notes)
-
-
-def test_rows_that_no_earlier_run_widens_are_counted_apart(make_record):
-    [first] = summary.rows(make_record(points=[point(0.01)]))
-    earlier = replace(first, runs=2)
-    [single] = scope_notes([first])
-    assert single.startswith("± one process: another run")
-    [alone, widened] = scope_notes([first, earlier])
-    assert alone.startswith("± one process at 1 of 2 points: another run")
-    sources = "by 2 earlier runs of its plan and its one process"
-    assert widened == f"± this machine at 1 of 2 points: mean over runs of this command, {sources}"
-    [widened] = scope_notes([earlier])
-    assert widened.startswith("± this machine: mean over runs of this command, by 2 earlier runs")
-
-
-@pytest.mark.parametrize(
-    ("earlier", "runs", "words"),
-    [
-        (
-            [(0.011, 0.0113, 0.0116)],
-            0,
-            ", at present: mean over processes (3 processes, standard deviation 3.4 % in latency)",
-        ),
-        (
-            [(0.004, 0.01, 0.04)],
-            1,
-            ", at present: mean over processes (3 processes, standard deviation 3.4 % in latency, and 1 earlier run)",
-        ),
-        (
-            [(0.01,), (0.02,)],
-            2,
-            ": mean over runs of this command, by 2 earlier runs of its plan and its processes, standard deviation",
-        ),
-    ],
-)
-def test_earlier_runs_count_only_where_the_intervals_include_them(make_record, earlier, runs, words):
-    points = [point(factor * 0.01, replicate=number) for number, factor in enumerate((0.967, 1.0, 1.034))]
-    times = [[(seconds, seconds) for seconds in of_run] for of_run in earlier]
-    record = make_record(points=points)
-    [alone] = summary.rows(record)
-    record.earlier = [EarlierTime(key=points[0].key, time="latency", runs=times)]
-    [row] = summary.rows(record)
-    assert row.runs == runs
-    assert (row.time == alone.time) is (runs == 0)
-    [note] = scope_notes([row])
-    assert note.startswith(f"± this machine{words}")
-
-
-def test_one_earlier_run_of_several_processes_shows_a_run_soon_after(make_record):
-    record = make_record(points=[point(0.01)])
-    record.earlier = [EarlierTime(key=record.points[0].key, time="latency", runs=[[(0.01, 0.01), (0.011, 0.011)]])]
-    [row] = summary.rows(record)
-    assert (row.runs, row.processes) == (1, 1)
-    [note] = scope_notes([row])
-    assert note == "± this machine, at present: mean over processes, by 1 earlier run of its plan and its one process"
-
-
-def test_an_earlier_run_far_from_this_one_makes_it_no_run_of_the_machine(make_record):
-    record = make_record(points=[point(0.0534)])
-    runs = [[(0.00645, 0.00645), (0.00561, 0.00561), (0.00598, 0.00598)]]
-    record.earlier = [EarlierTime(key=record.points[0].key, time="latency", runs=runs)]
-    [row] = summary.rows(record)
-    assert (row.runs, row.processes) == (0, 1)
-    [note] = scope_notes([row])
-    assert note.startswith("± one process: another run on this machine may differ by more")
-
-
-def test_plots_name_whom_their_intervals_hold_for_in_a_few_words(make_record):
-    [one] = summary.rows(make_record(points=[point(0.01)]))
-    [short] = summary.rows(make_record(points=[point(0.01, calls=3)]))
-    three, five, pooled = replace(one, processes=3), replace(one, processes=5), replace(one, is_pooled=True)
-    earlier, checked = replace(one, runs=2), replace(pooled, selfcheck="2026-01-02")
-    scopes = [
-        ([short], ""),
-        ([one], "one process"),
-        ([three, three], "3 processes"),
-        ([one, three, five], "1 to 5 processes"),
-        ([three, five], "3 to 5 processes"),
-        ([three, pooled], "this machine"),
-        ([earlier], "this machine"),
-        ([checked, earlier], "this machine"),
-        ([one, earlier], "one process or this machine"),
-    ]
-    for rows, scope in scopes:
-        assert scope_text(rows) == scope, scope
-
-
-def test_the_notes_on_intervals_leave_out_rows_without_one(make_record):
-    [first] = summary.rows(make_record(points=[point(0.01)]))
-    [short] = summary.rows(make_record(points=[point(0.01, calls=3)]))
-    assert short.time.median.low is None
-    assert scope_notes([short]) == []
-    assert scope_notes([replace(short, runs=2), first]) == scope_notes([first])
-
-
-def test_points_of_several_processes_and_those_that_they_widened_have_one_note(make_record):
-    [first] = summary.rows(make_record(points=[point(0.01)]))
-    several, pooled = replace(first, processes=3, spread=0.01), replace(first, is_pooled=True)
-    [note] = scope_notes([several, pooled])
-    assert note.startswith(
-        "± this machine, at present: mean over processes, which differ as at 1 point with several, "
-        "standard deviation 1.0 %"
-    )
-    [_, pooled_note] = scope_notes([replace(several, processes=2, unfinished=1), pooled])
-    assert pooled_note.endswith("which differ as at 1 point with several, standard deviation 1.0 % in latency")
-    [unfinished, rest] = scope_notes([replace(several, processes=2, unfinished=1), several])
-    assert unfinished.startswith("± 2 of 3 processes at 1 of 2 points: continue with resume=DIR")
-    assert rest.startswith("± this machine at 1 of 2 points, at present: mean over processes (3 processes")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from scipy import stats
 
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.variance import Component
+from perfexp.statistics.moderated import Component, geometric_mean
 
 
 def simulated(generator, *, processes, blocks, calls, outliers=0.0):
@@ -74,83 +74,12 @@ def test_a_comparison_detects_the_detectable_difference_in_four_of_five_cases(pr
     assert rejected.mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_the_interval_of_a_spread_holds_the_true_one():
-    generator = np.random.default_rng(5)
-    groups = np.exp(generator.normal(0, 0.02, (2000, 10)))
-    intervals = [variance.between_processes([group]).spread_interval for group in groups]
-    held = np.mean([one.low <= math.expm1(0.02) <= one.high for one in intervals])
-    assert held == pytest.approx(0.95, abs=0.015)
-
-
-def test_components_are_pooled_by_their_degrees_of_freedom():
-    pooled = variance.pooled([Component(variance=1e-4, degrees=1), Component(variance=4e-4, degrees=2)])
-    assert (pooled.variance, pooled.degrees) == (pytest.approx(3e-4), 3)
-
-
-@pytest.mark.parametrize(("earlier", "of_last", "of_others"), [(2, 3, 3), (5, 3, 3), (5, 1, 3), (9, 3, 1), (9, 3, 10)])
-def test_the_interval_of_a_run_holds_the_mean_of_all_runs_whatever_the_numbers_of_processes(
-    earlier, of_last, of_others
-):
-    generator = np.random.default_rng(13)
-    held = []
-    for _ in range(1000):
-        counts = [of_others] * earlier + [of_last]
-        runs = [np.exp(generator.normal(0, 0.03) + generator.normal(0, 0.01, count)) for count in counts]
-        component = variance.of_run(runs)
-        assert component.degrees == earlier
-        half_width = stats.t.ppf(0.975, component.degrees) * math.sqrt(component.variance)
-        held.append(abs(np.log(runs[-1]).mean()) <= half_width)
-    assert 0.94 < np.mean(held) < 0.999  # above 95 %, because the run itself is among those that show the spread
-
-
-@pytest.mark.parametrize("processes", [3, 8])
-def test_another_run_lies_within_the_interval_of_the_mean_times_the_square_root_of_two(processes):
-    runs = np.random.default_rng(processes).normal(0, 0.02, (4000, 2, processes))
-    intervals = [
-        variance.of_processes([Interval(value=value, low=None, high=None) for value in np.exp(run[0])]) for run in runs
-    ]
-    apart = np.array([abs(run[1].mean() - math.log(one.value)) for run, one in zip(runs, intervals, strict=True)])
-    half = np.array([one.log_half_width for one in intervals])
-    assert np.mean(apart <= math.sqrt(2) * half) == pytest.approx(0.95, abs=0.012)
-    assert np.mean(apart <= half) < 0.92
-
-
-def test_two_runs_show_how_processes_differ_and_not_how_runs_do():
-    component = variance.of_run([[1.0, 1.02, 0.98], [1.1, 1.12, 1.08]])
-    assert component.degrees == 4
-    assert math.sqrt(component.variance) == pytest.approx(0.02 / math.sqrt(3), rel=0.05)
-
-
-def test_a_run_that_was_never_repeated_has_no_component():
-    assert variance.of_run([[1.0]]) is None
-    assert variance.of_run([[1.0], [1.1]]) is None
-
-
-def test_an_interval_is_widened_by_earlier_runs_and_never_narrowed():
-    interval = Interval(value=2.0, low=1.98, high=2.02)
-    wide = variance.at_least(interval, Component(variance=0.03**2, degrees=4))
-    assert wide.relative_half_width == pytest.approx(0.03 * stats.t.ppf(0.975, 4), rel=0.01)
-    same = variance.at_least(interval, Component(variance=0.0, degrees=4))
-    assert same.relative_half_width == pytest.approx(0.01, rel=0.001)
-    unknown = Interval(value=2.0, low=None, high=None)
-    assert variance.at_least(unknown, Component(variance=0.03**2, degrees=4)) == unknown
-
-
-@pytest.mark.parametrize("widen", [variance.widened, variance.at_least])
-def test_the_longer_side_of_a_skewed_interval_stays(widen):
-    skewed = Interval(value=1.0, low=0.99, high=2.0)
-    wide = widen(skewed, Component(variance=1e-8, degrees=2))
-    assert wide.low <= 0.99
-    assert wide.high >= 2.0
-    assert widen(skewed, Component(variance=0.3**2, degrees=50)).low < 0.6
-
-
 def processes_with(*, zeros):
     """Summary of 100 calls of about 1, 1.1 and 1.2 s in three processes, of which the second begins with zeros."""
     generator = np.random.default_rng(7)
     samples = [level * np.exp(generator.normal(0, 0.01, 100)) for level in (1.0, 1.1, 1.2)]
     samples[1][:zeros] = 0.0
-    return variance.combined([blockwise.summarise([one]) for one in samples], samples), samples
+    return variance.combined([blockwise.summarise([one]) for one in samples], samples).summary, samples
 
 
 def test_a_process_with_a_call_of_0_counts_as_the_others_do():
@@ -174,7 +103,7 @@ def test_a_process_whose_median_is_0_does_not_leave_the_first_process_alone(zero
 
 def test_a_constant_process_counts_as_the_others_do():
     samples = [np.full(100, 1.0), 1.1 * np.exp(np.random.default_rng(7).normal(0, 0.01, 100))]
-    found = variance.combined([blockwise.summarise([one]) for one in samples], samples)
+    found = variance.combined([blockwise.summarise([one]) for one in samples], samples).summary
     assert found.n == 200
     assert found.median.value == pytest.approx(math.sqrt(1.1), rel=0.01)
 
@@ -188,9 +117,8 @@ def far_apart():
 
 def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_demand():
     summaries, samples = far_apart()
-    found = variance.combined(summaries, samples).percentiles[95]
-    of_each = [Interval(value=one.percentiles[95].value, low=None, high=None) for one in summaries]
-    demanded = variance.of_processes(of_each)
+    found = variance.combined(summaries, samples).summary.percentiles[95]
+    demanded = geometric_mean([one.percentiles[95].value for one in summaries])
     assert math.log(found.high / found.value) == pytest.approx(math.log(demanded.high / demanded.value))
     assert math.log(found.value / found.low) == pytest.approx(math.log(demanded.value / demanded.low))
 
@@ -200,21 +128,13 @@ def test_a_percentile_does_not_reach_below_the_median_nor_a_low_one_above_it():
     samples = [1e-3 * np.exp(generator.normal(0.0, 0.01, 400)) for _ in range(3)]
     for one, share in zip(samples, (1.1, 1.6, 3.0), strict=True):
         one[::10] *= share  # the tails of the processes differ, their medians do not
-    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in samples], samples)
+    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in samples], samples).summary
     assert found.percentiles[95].low == found.median.low < found.percentiles[95].value
     mirrored = [1e-6 / one for one in samples]
-    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in mirrored], mirrored)
+    found = variance.combined(
+        [blockwise.summarise([one], percentiles=(5, 50, 95)) for one in mirrored], mirrored
+    ).summary
     assert found.percentiles[5].high == found.median.high > found.percentiles[5].value
-
-
-def test_an_interval_that_is_long_on_one_side_is_not_stretched_beyond_its_ends():
-    skewed = Interval(value=12.0, low=11.0, high=200.0)
-    wide = variance.widened(skewed, Component(variance=1e-6, degrees=4))
-    assert wide.low >= 12.0 / math.sqrt(200 / 11) * 0.99
-    assert wide.high == 200.0
-    three = variance.of_processes([skewed] * 3)
-    assert three.high < 200.0
-    assert three.low > wide.low
 
 
 def test_the_width_in_logarithms_grows_with_the_interval_also_beyond_0():

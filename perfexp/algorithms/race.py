@@ -14,8 +14,8 @@ from perfexp.errors import Unsupported
 from perfexp.probes import timing, turns
 from perfexp.probes.conditions import Observer
 from perfexp.records import disturbances
-from perfexp.statistics import variance
 from perfexp.statistics.estimators import Interval
+from perfexp.statistics.moderated import geometric_mean
 
 #: Rounds of the first race.
 _FIRST_ROUNDS = 4
@@ -105,7 +105,7 @@ class Race:
                 if number == 1:
                     best = min(min(seconds) for seconds in taken.values())
                     running = {name for name in running if min(taken[name]) <= _HOPELESS * best}
-        means = {name: variance.geometric_mean(taken[name]).value for name in running}
+        means = {name: geometric_mean(taken[name]).value for name in running}
         ranked = sorted(means, key=lambda name: means[name])
         return [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]][: 1 + _MOST_CLOSE]
 
@@ -134,7 +134,7 @@ class Race:
         return Outcome(
             chosen=nominee if low is not None and low > 1 else self.default,
             launching=decisive,
-            seconds={how: {name: variance.geometric_mean(taken[how, name]) for name in calls} for how in shown},
+            seconds={how: {name: geometric_mean(taken[how, name]) for name in calls} for how in shown},
             speedups=speedups,
             not_captured=self._not_captured,
             unsteady=_why_unsteady(observer, is_starved=decisive in starved),
@@ -165,7 +165,7 @@ class Race:
 
     def _speedup(self, taken: Mapping[Any, Sequence[float]], how: Launching, name: str) -> Interval:
         pairs = zip(taken[how, self.default], taken[how, name], strict=True)
-        return variance.geometric_mean([default / own for default, own in pairs])
+        return geometric_mean([default / own for default, own in pairs])
 
 
 def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:

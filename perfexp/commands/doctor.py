@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,9 @@ from perfexp.devices import lock
 from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import capabilities, machine_priors
+from perfexp.records import priors
 from perfexp.reports.console import Console
-from perfexp.summaries import selfcheck_summary
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.tracking.store import database, store_uri
@@ -89,15 +90,21 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
         "gpu_files": gpu_files,
         "locks": {name: lock.holder(name) for name in locks},
     }
-    return {**facts, "selfcheck": _last_selfcheck(facts, choice)}
+    return {**facts, "processes": _spread_here(facts, choice)}
 
 
-def _last_selfcheck(facts: Facts, choice: Choice) -> Any:
+def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
+    """How much figures of the device differ between processes, and how many measurements of it show that, by class."""
     chosen = devices.choose(facts, choice)
     device = str(chosen.device["uuid"]) if chosen.device else chosen.name
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
-    cache = selfcheck_summary.cache_of(facts["machine"], device=device, driver=driver)
-    return cache.find(selfcheck_summary.LAST)
+    kind = "cuda" if chosen.device else "cpu"
+    known = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
+    before = priors.of_kind(kind)
+    return {
+        name: {"spread": math.expm1(math.sqrt(one.variance)), "measurements": one.cells - before[name].cells}
+        for name, one in known.items()
+    }
 
 
 def table(findings: Sequence[Finding]) -> Grid:

@@ -18,7 +18,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
 from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
 from perfexp.forecast.lookup import Answer
-from perfexp.forecast.predictions import INTERPOLATED, MEASURED
+from perfexp.forecast.predictions import MEASURED
 from perfexp.host import gpu_sheets
 from perfexp.orchestration.worker_query import query
 from perfexp.plan import config
@@ -30,8 +30,6 @@ from perfexp.summaries.wording import supported_digits
 
 #: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
 _DENSE = 20
-#: Sources of intervals that do not include how processes differ.
-_OF_ONE_PROCESS = {MEASURED: "measured in one process", INTERPOLATED: "interpolated between points of one process"}
 
 Corpus = Annotated[
     list[Path] | None, typer.Option("--corpus", metavar="DIR", help="Folder of records; default: outputs.")
@@ -188,9 +186,7 @@ def _show_answers(
     if any(quantity == "energy" for quantity, _ in known):
         lines.append("energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out")
     if any(source == MEASURED for _, source in known):
-        lines.append("a measured interval is that of its record; perfexp show DIR marks one that is too narrow")
-    if any(answer.is_of_one_process for _, of_key in answers for answer in of_key.values()):
-        lines.append("one process: another run on this machine may differ by more (replicate=3)")
+        lines.append("a measured interval is that of its record, or of the calls of its only process")
     console.show_lines(f"from records in {', '.join(map(str, folders))}", lines)
     raised = dict.fromkeys(
         (str(one), one.help) for _, of_key in answers for answer in of_key.values() for one in answer.diagnostics
@@ -209,11 +205,10 @@ def answer_text(answer: Answer, unit: str) -> str:
     figures = max(supported_digits(predicted.value), 3) if len(ends) == 2 else 3
     low_to_high = " to ".join(_formatted(end, unit, figures) for end in ends)
     interval = f" ({low_to_high}, 90 %)" if len(ends) == 2 else ""
-    source = _OF_ONE_PROCESS[predicted.source] if answer.is_of_one_process else predicted.source
     nearest = "" if predicted.nearest == predicted.pair else f", nearest measured {lookup.pair_text(predicted.nearest)}"
     where = f"{curve.about.device or 'an unknown device'}, {curve.folder}"
     kind = f"{curve.kind} " if curve.quantity == "time" else ""
-    return f"{kind}{_formatted(predicted.value.value, unit, figures)}{interval}, {source}{nearest} ({where})"
+    return f"{kind}{_formatted(predicted.value.value, unit, figures)}{interval}, {predicted.source}{nearest} ({where})"
 
 
 def _formatted(value: float, unit: str, figures: int) -> str:
@@ -237,7 +232,6 @@ def _as_json(answers: Sequence[tuple[Key, Mapping[str, Answer]]], traced: Mappin
                     "nearest": answer.predicted.nearest,
                     "reason": answer.predicted.reason,
                     "record": str(answer.curve.folder) if answer.curve else None,
-                    "of_one_process": answer.is_of_one_process,
                     "doubts": [one.code for one in answer.diagnostics],
                 }
                 for quantity, answer in of_key.items()

@@ -60,8 +60,6 @@ def selfcheck(
     known = selfcheck_summary.spreads(record)
     if not known:
         raise UserError(f"No two processes in {folder} have the same point; its report shows why (perfexp show).")
-    if code == 0:
-        selfcheck_summary.remember(record, known)
     sentence = selfcheck_summary.sentence(known)
     if as_json:
         everything = [one.to_builtins() for one in known]

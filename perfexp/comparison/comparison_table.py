@@ -19,7 +19,7 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS
 from perfexp.summaries.grid import Column, Grid, escape_markdown
-from perfexp.summaries.wording import ANOTHER_RUN, TOO_FEW, percent, with_width
+from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
 #: Symbol of each verdict, since color alone does not show it.
 SYMBOLS = {
@@ -52,7 +52,6 @@ _READ_LAYERS = "layers of the first process of each side, as profiled, gaps befo
 _EXPLAINED = ("latency", GRAPH, "device")
 #: Kernels of a layer that are named.
 _MOST_KERNELS = 3
-_WITHOUT_RUNS = "; for these runs only: with three more runs of a side's command, for others too"
 
 
 def title(comparison: Comparison, side: SideFacts) -> str:
@@ -89,10 +88,9 @@ def header(comparison: Comparison) -> list[str]:
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
-    runs = "" if levels or all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
     intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}"
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
     constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
     return [*lines, *filter(None, [constant]), rule]
@@ -119,7 +117,7 @@ def _processes(comparison: Comparison) -> list[str]:
 def interval_words(level: float) -> str:
     """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
     if not level:
-        return f"no intervals before {sequential.LEAST} processes of each side: {ANOTHER_RUN}"
+        return f"no intervals before {sequential.LEAST} processes of each side"
     looks = "" if level == ALPHA else f" at this look at processes in turn, {bare(1 - ALPHA)} at all looks together"
     return f"{confidence(level)} intervals{looks}"
 
@@ -165,7 +163,7 @@ def _own(pair: Compared, value: float, is_estimated: bool) -> str:
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
     notes = (
-        [f"≈ without an interval of its own that can be trusted: {TOO_FEW}"]
+        [f"≈ estimated, or without an interval: {TOO_FEW}"]
         if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles")
         else []
     )

@@ -34,11 +34,9 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         key: key of the baseline's point.
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
-        estimated: whether the figure of each has too few samples for an interval of its own, or for one that is wide
-            enough.
+        estimated: whether the figure of each is estimated from others, or has too few samples for an interval.
         ratio: other over baseline; None if one of them is 0.
         low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
-        includes_runs: whether the interval includes how runs at other times differ.
         p: p-value of a difference beyond the margin; 1 without an interval.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
         clock: disagreement of time and cycles in words, empty if they agree; None unless both have a verdict.
@@ -59,7 +57,6 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     ratio: float | None
     low: float | None
     high: float | None
-    includes_runs: bool
     p: float
     verdict: Verdict
     word: str

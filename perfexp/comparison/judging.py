@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfexp import __version__
 from perfexp.comparison import comparability, device_summary, layer_differences, pairing
@@ -16,7 +16,8 @@ from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
-from perfexp.statistics.ratios import LogRatio, Repeats
+from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.ratios import LogRatio
 from perfexp.summaries.subject import common_device
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
@@ -137,8 +138,8 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
             of_baseline, of_other = map(figures.of, pair)
             for measure in (name for name in MEASURES if name in of_baseline and name in of_other):
                 both = of_baseline[measure], of_other[measure]
-                if level is not None:  # what differs between runs at other times, both of them have in common
-                    both = replace(both[0], earlier=(), uids=()), replace(both[1], earlier=(), uids=())
+                if level is not None:  # processes that took turns were forked from one server
+                    both = both[0].without_server(), both[1].without_server()
                 ratio = ratios.log_ratio(both[1], both[0]) if both[0].mean and both[1].mean else None
                 yield _Draft(
                     side=other.name,
@@ -161,7 +162,7 @@ def _measures_alone(
             for measure in (name for name in MEASURES if (name in of_baseline) is not (name in of_other)):
                 ends, lacking = ((baseline, other), pair[1]) if measure in of_baseline else ((other, baseline), pair[0])
                 if measure == GRAPH and "device" in {*of_baseline} & {*of_other} and not _tried_graph(lacking):
-                    continue  # measured at anchors only, which depend on the other points of the run
+                    continue  # which points it is measured at depends on the others of the run
                 point, (side, against) = pairing.label(pair[0], names), (end.name for end in ends)
                 yield Alone(side=side, point=point, against=against, measure=measure)
 
@@ -276,14 +277,13 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         ratio=interval.value if interval else None,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
-        includes_runs=bool(ratio and ratio.has_runs),
         p=ratio.p_beyond(settings.margin) if ratio else 1.0,
         verdict=verdict,
         word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[verdict],
         clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=(baseline.is_estimate, other.is_estimate),
+        estimated=tuple(one.is_estimate or (not measure.is_exact and one.error is None) for one in draft.figures),
     )
 
 

@@ -9,7 +9,6 @@ from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import MOST_PROCESSES
-from perfexp.summaries.wording import ANOTHER_RUN
 
 #: Measures of which the first that a run shares with the baseline decides.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
@@ -46,10 +45,7 @@ def _by_more_processes(pairs: Sequence[Compared]) -> list[str]:
             "measure; a wider --margin may"
         )
     if any(pair.low is None for pair in pairs):
-        notes.append(
-            f"no interval: a side has the figure of one process only, and {ANOTHER_RUN}; measure it again with "
-            "replicate=3, or after perfexp selfcheck"
-        )
+        notes.append("no interval: a side has one process with too few samples; measure it again with replicate=3")
     return notes
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 #: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts),
-#: `locks` (owner or None by the device's lock name) and `selfcheck` (the device's last one, or None).
+#: `locks` (owner or None by the device's lock name) and `processes` (how much figures differ between them, by class).
 Facts = Mapping[str, Any]
 
 

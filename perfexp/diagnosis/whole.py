@@ -45,7 +45,7 @@ def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     yield from _cpu(machine["cpu"], machine["cpu_quota_cores"])
     yield _clock(machine["clock"])
     if chosen.kind in ("cpu", "cuda"):
-        yield _selfcheck(facts["selfcheck"])
+        yield _repeatability(facts["processes"])
     yield from _folders(machine["folders"], machine["store"])
 
 
@@ -82,11 +82,13 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
     return warn_if(resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy)
 
 
-def _selfcheck(last: Mapping[str, Any] | None) -> Finding:
-    if not last:
+def _repeatability(classes: Mapping[str, Any]) -> Finding:
+    shown = {name: one for name, one in classes.items() if one["measurements"]}
+    if not shown:
         remedy = "perfexp selfcheck measures it"
         return missing("repeatability", "how much processes differ here is not known", remedy)
-    return ok("repeatability", f"{last['sentence']} ({last['name']}, {last['ended'][:10]})")
+    spreads = ", ".join(f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items())
+    return ok("repeatability", f"typical spread between processes, by so many measurements: {spreads}")
 
 
 def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:

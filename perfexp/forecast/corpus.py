@@ -17,10 +17,12 @@ from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import Truth
 from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
+from perfexp.records import priors
 from perfexp.records.folders import below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.statistics.estimators import Interval
+from perfexp.statistics.moderated import Prior, Repeats
 from perfexp.summaries.subject import Subject, subject
 from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of
 
@@ -80,7 +82,6 @@ class MeasuredCurve:
         out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
-        of_one_process: points whose intervals do not include how processes of a machine differ.
     """
 
     folder: Path
@@ -94,7 +95,6 @@ class MeasuredCurve:
     out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
-    of_one_process: frozenset[Pair] = frozenset()
 
     @property
     def name(self) -> str:
@@ -166,9 +166,7 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
         if same:
             values = {pair: value for part in reversed(same) for pair, value in part.values.items()}
             too_large = frozenset().union(*(part.out_of_memory for part in parts)) - values.keys()
-            alone = {pair: pair in part.of_one_process for part in reversed(same) for pair in part.values}
-            alone_now = frozenset(pair for pair, is_alone in alone.items() if is_alone)
-            joined.append(replace(same[0], values=values, out_of_memory=too_large, of_one_process=alone_now))
+            joined.append(replace(same[0], values=values, out_of_memory=too_large))
     return [*(curve for curve in curves if len(curve.values) >= LEAST_MEASURED), *joined]
 
 
@@ -185,8 +183,8 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
     for phase in dict.fromkeys(point.key.phase for point in record.points if point.key.is_timed):
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
-        alone = frozenset((row.key.input_size, row.key.batch_size) for row in of_phase if not row.is_of_machine)
-        found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY)}
+        of_processes = priors.of_record(record).get(priors.class_of("energy", None))
+        found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
         for quantity, (kind, values) in found.items():
             if values or too_large:
@@ -202,7 +200,6 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
                     out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
-                    of_one_process={"time": alone, "energy": frozenset(values)}.get(quantity, frozenset()),
                 )
                 curves.append(curve)
     return curves
@@ -211,14 +208,16 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     """Return the first kind of time that all rows have, and their medians."""
     kind = next((kind for row in table[:1] for kind in row.times if all(kind in one.times for one in table)), "")
-    medians = {(row.key.input_size, row.key.batch_size): row.times[kind].median for row in table} if kind else {}
-    return kind, {pair: median for pair, median in medians.items() if median.value > 0}
+    medians = {(row.key.input_size, row.key.batch_size): row.beside(kind) for row in table} if kind else {}
+    return kind, {pair: median for pair, median in medians.items() if median and median.value > 0}
 
 
-def _metrics(table: Sequence[Row], name: str) -> tuple[str, dict[Pair, Interval]]:
+def _metrics(table: Sequence[Row], name: str, prior: Prior | None = None) -> tuple[str, dict[Pair, Interval]]:
+    """Return a metric of the rows; with a prior, its interval is widened to that of a mean over processes."""
     metrics = {(row.key.input_size, row.key.batch_size): find_metric(row, name) for row in table}
-    intervals = {pair: interval_of(metric) for pair, metric in metrics.items() if metric and metric.value}
-    return name, {pair: value for pair, value in intervals.items() if value.value > 0}
+    known = {pair: interval_of(metric) for pair, metric in metrics.items() if metric and metric.value}
+    intervals = {pair: interval for pair, interval in known.items() if interval.value > 0}
+    return name, {pair: Repeats.of([one], prior).interval if prior else one for pair, one in intervals.items()}
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:

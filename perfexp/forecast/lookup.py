@@ -38,14 +38,6 @@ class Answer:
     curve: MeasuredCurve | None
     diagnostics: tuple[Diagnostic, ...]
 
-    @property
-    def is_of_one_process(self) -> bool:
-        """Whether its interval does not include how processes of a machine differ."""
-        if self.curve is None or self.predicted.value is None:
-            return False
-        pairs = [self.predicted.pair] if self.predicted.source == MEASURED else self.curve.values
-        return self.curve.of_one_process.issuperset(pairs)
-
 
 def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]) -> Answer:
     """Return a quantity of a point from the curves of the same model, algorithm, mode, precision, execution and data.

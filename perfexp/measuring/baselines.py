@@ -17,8 +17,9 @@ from perfexp.probes import depth, queue, timing, turns
 from perfexp.records import diagnostics, races
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point, Series
-from perfexp.statistics import estimators, variance
+from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
+from perfexp.statistics.moderated import geometric_mean
 
 _Runner = Callable[[Callable[[], Any]], Any]
 
@@ -176,7 +177,7 @@ def compare(
     speedups = {}
     if not any(turn.starved for turn in contestants.values()):
         ratios = {baseline: medians[baseline] / medians[own_name] for baseline in algorithm.baselines()}
-        speedups = {baseline: variance.geometric_mean(ratio.tolist()) for baseline, ratio in ratios.items()}
+        speedups = {baseline: geometric_mean(ratio.tolist()) for baseline, ratio in ratios.items()}
     method = Method.clock if not device.asynchronous else Method.queue if capture is None else Method.graph
     return Comparison(method, series, speedups)
 

@@ -17,7 +17,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import predictions
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.orchestration import forecasting, run_history, supervisor
+from perfexp.orchestration import forecasting, machine_priors, supervisor
 from perfexp.orchestration.preparation import (
     Assignment,
     is_of_perfexp,
@@ -51,7 +51,7 @@ from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import counted_points, measured_seconds
-from perfexp.summaries import profile_summary, selfcheck_summary
+from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
@@ -177,8 +177,7 @@ class Run:
         self._job.extend()
         record = self.assembled()
         is_own = any(point.key not in self._before for point in record.points)
-        record.earlier = run_history.exchange(record, is_own=is_own)
-        record.selfcheck = selfcheck_summary.recall(record)
+        record.priors = machine_priors.exchange(record, is_own=is_own)
         try:
             write_atomically(self._paths.record, record.to_json())
             if self._job.choose is not None:

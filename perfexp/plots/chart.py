@@ -23,6 +23,10 @@ _SCALES = {
 }
 
 
+#: Meaning of hollow marks and dotted lines.
+NO_INTERVAL = "no interval"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """Points that belong together; `label` distinguishes them from others.
@@ -30,7 +34,7 @@ class Line:
     Attributes:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
-        rough: positions whose values are `≈` although they have an interval.
+        estimated: positions whose values are estimated.
     """
 
     label: str
@@ -38,7 +42,7 @@ class Line:
     y: tuple[estimators.Interval, ...]
     color: int = 0
     is_light: bool = False
-    rough: frozenset[float] = frozenset()
+    estimated: frozenset[float] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,9 @@ class Panel:
 
     def hollow(self, line: Line) -> list[bool]:
         """For each point of a line whether its marker is hollow."""
-        return [x in line.rough or (self.has_intervals and y.low is None) for x, y in zip(line.x, line.y, strict=True)]
+        return [
+            x in line.estimated or (self.has_intervals and y.low is None) for x, y in zip(line.x, line.y, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +122,8 @@ class Chart:
         """Meaning of hollow markers; empty without one."""
         lines = [(panel, line) for panel in self.panels for line in panel.lines]
         is_bare = any(panel.has_intervals and any(y.low is None for y in line.y) for panel, line in lines)
-        estimated = any(line.rough for panel, line in lines if panel.unit == "joules")
-        rough = any(line.rough for panel, line in lines if panel.unit != "joules")
-        return " or ".join(filter(None, (_hollow(is_bare=is_bare, is_rough=rough), "estimated" if estimated else "")))
+        is_estimated = any(line.estimated for _, line in lines)
+        return " or ".join(filter(None, (NO_INTERVAL * is_bare, "estimated" * is_estimated)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +132,18 @@ class Bar:
 
     Attributes:
         text: words at the end of the bar.
-        is_rough: whether the time is `≈` although it has an interval.
         behind: time of a caller, drawn as a pale bar behind a device's time; None for none.
     """
 
     label: str
     value: estimators.Interval | None
     text: str
-    is_rough: bool = False
     behind: estimators.Interval | None = None
 
     @property
     def is_hollow(self) -> bool:
-        """Whether the time is `≈`: it has no interval, or one that may be too narrow."""
-        return self.value is not None and (self.is_rough or self.value.low is None)
+        """Whether the time has no interval."""
+        return self.value is not None and self.value.low is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,29 +164,24 @@ class Bars:
     @property
     def hollow(self) -> str:
         """Meaning of hollow bars; empty without one."""
-        bars = [bar for facet in self.facets for group in facet.groups.values() for bar in group if bar.is_hollow]
-        return _hollow(is_bare=any(not bar.is_rough for bar in bars), is_rough=any(bar.is_rough for bar in bars))
+        bars = (bar for facet in self.facets for group in facet.groups.values() for bar in group)
+        return NO_INTERVAL * any(bar.is_hollow for bar in bars)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """All samples of one time over all processes, with its statistics and the words for them.
-
-    Attributes:
-        is_rough: whether its median is `≈` although it has an interval.
-    """
+    """All samples of one time over all processes, with its statistics and the words for them."""
 
     name: str
     meaning: str
     series: Series
     time: blockwise.Summary
     text: str
-    is_rough: bool = False
 
     @property
     def is_dotted(self) -> bool:
-        """Whether the median has no interval, or one that may be too narrow."""
-        return self.is_rough or self.time.median.low is None
+        """Whether the median has no interval."""
+        return self.time.median.low is None
 
     @property
     def center(self) -> str:
@@ -206,15 +204,7 @@ def centers(taken: Iterable[Taken]) -> str:
 
 def dotted(taken: Iterable[Taken]) -> str:
     """Return the meaning of dotted medians; empty without one."""
-    medians = [one for one in taken if one.is_dotted]
-    return _hollow(is_bare=any(not one.is_rough for one in medians), is_rough=any(one.is_rough for one in medians))
-
-
-def _hollow(*, is_bare: bool, is_rough: bool) -> str:
-    """The meaning of marks of `≈` values."""
-    if not is_rough:
-        return "no interval" if is_bare else ""
-    return f"{'no interval, or one' if is_bare else 'interval'} that may be too narrow"
+    return NO_INTERVAL * any(one.is_dotted for one in taken)
 
 
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:

@@ -10,14 +10,13 @@ from typing import NamedTuple
 from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
 from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.estimates import is_narrow, is_narrow_rate
 from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.processes import joined
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row, rows, series_of_processes
 from perfexp.statistics import estimators
-from perfexp.summaries.interval_scope import scope_text
+from perfexp.summaries import wording
 from perfexp.summaries.subject import label, shape, subject, varying
 from perfexp.summaries.wording import (
     ENERGY,
@@ -74,7 +73,7 @@ def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips |
     caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [record]))
     fields, axis = axes_of(table)
     if not axis:
-        of = f"; 95 % intervals of {scope}" if (scope := scope_text(timed)) else ""
+        of = f"; 95 % intervals of {scope}" if (scope := wording.scope(timed)) else ""
         where = f"all samples of all times after the warm-up{of}, on {about.device or 'an unknown device'}"
         points = tuple(_strips(record, timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
@@ -100,7 +99,6 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
                 series=series[row.key, name],
                 time=row.times[name],
                 text=median_text(row) if name == row.time_kind else interval_text(row.times[name].median),
-                is_rough=name == row.time_kind and is_narrow(row),
             )
             for name in kinds
         )
@@ -138,7 +136,7 @@ def _time_panel(
     prefix: str, kind: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], *, fitted: bool
 ) -> Panel:
     of_kind = [entry for entry in named if entry.row.time_kind == kind]
-    lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None, is_narrow)
+    lines = _lines(of_kind, where, lambda row: row.time.median if row.time else None)
     behind = tuple[Line, ...]()
     if kind in DEVICE_TIMES and len(lines) <= _MOST_WITH_LATENCY:
         having = [entry for entry in of_kind if "latency" in entry.row.times]
@@ -152,7 +150,7 @@ def _time_panel(
 
 
 def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
-    lines = _lines(named, where, lambda row: row.samples_per_second, is_narrow_rate)
+    lines = _lines(named, where, lambda row: row.samples_per_second)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     return Panel(title=f"{prefix}throughput", lines=lines, odd=_rings(named, where, odd), marks=marks)
 
@@ -289,27 +287,27 @@ def _lines(
     named: Iterable[Named],
     where: dict[Key, float],
     value: Callable[[Row], estimators.Interval | None],
-    is_rough: Callable[[Row], bool] = lambda _: False,
+    is_estimated: Callable[[Row], bool] = lambda _: False,
 ) -> tuple[Line, ...]:
     points_of: dict[str, list[tuple[float, estimators.Interval, bool]]] = {}
     for entry in named:
         points = points_of.setdefault(entry.name, [])
         if known := value(entry.row):
-            points.append((where[entry.row.key], known, is_rough(entry.row)))
+            points.append((where[entry.row.key], known, is_estimated(entry.row)))
     lines = []
     for color, (name, points) in enumerate(points_of.items()):
         if points:
             points.sort(key=lambda point: point[0])
             x, y = tuple(x for x, _, _ in points), tuple(y for _, y, _ in points)
-            rough = frozenset(x for x, _, is_about in points if is_about)
-            lines.append(Line(label=name, x=x, y=y, color=color, rough=rough))
+            estimated = frozenset(x for x, _, is_about in points if is_about)
+            lines.append(Line(label=name, x=x, y=y, color=color, estimated=estimated))
     return tuple(lines)
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
     """What the values are, whom their intervals hold for, and on which device."""
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    of = f" of {scope}" if (scope := scope_text(table)) else ""
+    of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel
-from perfexp.records.estimates import is_narrow_rate
 from perfexp.records.summary import Row
 
 #: Line segments of a proportional rate.
@@ -55,15 +54,12 @@ def _lines(runs: Sequence[Sharing]) -> tuple[Line, ...]:
     lines = []
     for color, name in enumerate(dict.fromkeys(run.name for run in runs)):
         points = [
-            (run.devices, rate, is_narrow_rate(run.row))
-            for run in runs
-            if run.name == name and run.row and (rate := run.row.samples_per_second)
+            (run.devices, rate) for run in runs if run.name == name and run.row and (rate := run.row.samples_per_second)
         ]
         if points:
             points.sort(key=lambda point: point[0])
-            x, y = tuple(x for x, _, _ in points), tuple(y for _, y, _ in points)
-            rough = frozenset(x for x, _, is_rough in points if is_rough)
-            lines.append(Line(label=name, x=x, y=y, color=color, rough=rough))
+            x, y = zip(*points, strict=True)
+            lines.append(Line(label=name, x=x, y=y, color=color))
     return tuple(lines)
 
 

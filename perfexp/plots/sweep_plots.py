@@ -13,14 +13,13 @@ from perfexp.plots import scaling_plot
 from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
 from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
 from perfexp.records import units
-from perfexp.records.estimates import is_narrow
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.records.units import digits
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.interval_scope import scope_text
+from perfexp.summaries import wording
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
 from perfexp.summaries.wording import bare_time
@@ -62,7 +61,7 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         return chart_of(caption, named, axis)
     sharing = [_sharing(run, devices, fields) for run in runs if (devices := run.child.devices) is not None]
     if len({run.devices for run in sharing}) > 1:
-        of = f" of {scope}" if (scope := scope_text(table)) else ""
+        of = f" of {scope}" if (scope := wording.scope(table)) else ""
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return scaling_plot.plot(replace(caption, subtitle=words), sharing)
     ratios = sweep_verdicts.time_ratios(sweep, records)
@@ -143,7 +142,7 @@ def _bars(runs: Sequence[_Run], ratios: _Ratios, *, is_group: bool) -> list[Bar]
             bars.append(Bar(label=name, value=None, text=text))
             continue
         median = run.row.time.median
-        bar = Bar(label=name, value=median, text="", is_rough=is_narrow(run.row), behind=_latency(run))
+        bar = Bar(label=name, value=median, text="", behind=_latency(run))
         bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{_ratio_text(run, ratios)}"))
     return bars
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from perfexp.records.point_times import series_of
 from perfexp.records.record import Key, Point, Record, Status
-from perfexp.statistics import estimators, variance
+from perfexp.statistics import estimators
+from perfexp.statistics.moderated import geometric_mean
 
 #: Series of a cold start that is not part of the first prediction.
 AFTERWARDS = "ttfp/second_call"
@@ -31,7 +32,7 @@ class FirstPrediction:
     @property
     def total(self) -> estimators.Interval:
         """Their mean, with an interval for several processes."""
-        return variance.geometric_mean(self.totals)
+        return geometric_mean(self.totals)
 
     @property
     def processes(self) -> int:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.estimates import is_narrow
 from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
 from perfexp.records.units import format_bytes
 from perfexp.statistics import estimators, scaling
@@ -94,16 +93,13 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
 def _doubt(group: Sequence[Row], scatter: float) -> str:
     """Why the medians of some sizes do not show how the time grows; empty if they do."""
     sizes, widths = len({row.key.pixels for row in group}), [_median(row).relative_half_width for row in group]
-    known = [width for row, width in zip(group, widths, strict=True) if width is not None and not is_narrow(row)]
-    wide, unknown = sum(width > _SCATTER_MOST for width in known), widths.count(None)
-    narrow = len(group) - len(known) - unknown
+    wide, unknown = sum(width > _SCATTER_MOST for width in widths if width is not None), widths.count(None)
     of = f"of {len(group)} medians"
     parts = [f"{unknown} {of} have no interval"] * bool(unknown)
-    parts += [f"{narrow} {of} have an interval that may be too narrow"] * bool(narrow)
     parts += [f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
     few = [f"{sizes} sizes are too few ({_LEAST_SIZES} at least)"] * (sizes < _LEAST_SIZES)
     scattered = [f"the times scatter by {scatter:.0%}"] * (scatter > _SCATTER_MOST)
-    return ", ".join([*few, *(parts if unknown + narrow + wide > len(group) / 2 else ()), *scattered])
+    return ", ".join([*few, *(parts if unknown + wide > len(group) / 2 else ()), *scattered])
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
@@ -219,7 +215,7 @@ def _peak(row: Row) -> float | None:
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
     """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
     for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
-        rated = [(row, rate) for row in group if (rate := row.samples_per_second) and rate.low is not None]
+        rated = [(row, rate) for row in group if (rate := row.beside("samples_per_second")) and rate.low is not None]
         fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
         for row, rate in rated:
             smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
@@ -232,8 +228,9 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
 
 
 def _median(row: Row) -> estimators.Interval:
-    assert row.time is not None
-    return row.time.median
+    found = row.beside(row.time_kind or "")
+    assert found is not None
+    return found
 
 
 def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:

@@ -26,6 +26,11 @@ def samples_per_call(point: Point) -> int:
     return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
+def is_forked(point: Point) -> bool:
+    """Whether its process was forked from a server."""
+    return point.facts.get("process_start") == "forked"
+
+
 def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
     """Median seconds per call of the first of the named series that has samples; None without samples."""
     for name in names:

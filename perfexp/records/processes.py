@@ -12,8 +12,9 @@ import msgspec
 from perfexp.records import races
 from perfexp.records.point_times import first_median, loop_interval
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
-from perfexp.statistics import blockwise, variance
+from perfexp.statistics import blockwise
 from perfexp.statistics.estimators import Interval
+from perfexp.statistics.moderated import Repeats
 
 _PROVEN, _WORKSPACE, _LAUNCHES = "algorithm/proven_share", "algorithm/workspace_peak_bytes", "loop/host_seconds"
 _CYCLES = "device/cycles_per_call"
@@ -51,7 +52,7 @@ def pooled_speedup(points: Sequence[Point], name: str) -> Interval | None:
     """A speedup with its interval over processes; None unless each of several processes has found it itself."""
     finished = _finished(points)
     speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
-    return variance.of_processes(speedups) if len(speedups) == len(finished) > 1 else None
+    return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Metric:

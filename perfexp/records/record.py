@@ -15,6 +15,7 @@ import msgspec
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.statistics.moderated import Prior
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -356,42 +357,6 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: str
 
 
-class EarlierTime(msgspec.Struct, kw_only=True):
-    """A time of a point in earlier runs of the same command on this machine, oldest first.
-
-    Attributes:
-        key: key of the point in the first process.
-        time: name of the series.
-        runs: median and mean seconds per call of each process of each run.
-        uids: identifier of each run; empty in a record of an earlier version.
-    """
-
-    key: Key
-    time: str
-    runs: Annotated[
-        list[Annotated[list[tuple[_Positive, _Positive]], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
-    ]
-    uids: list[str] = []
-
-
-class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How much the processes of the machine's last selfcheck differed in one kind of time.
-
-    Attributes:
-        phase: phase of the points that it measured.
-        time: name of the series.
-        variance: variance of log seconds between processes.
-        degrees: degrees of freedom of the variance.
-        ended: end of the selfcheck, ISO 8601 with time zone.
-    """
-
-    phase: str
-    time: str
-    variance: Seconds
-    degrees: _Positive
-    ended: str
-
-
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The place of a run in its sweep.
 
@@ -432,8 +397,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
         doubts: diagnostics of the whole run.
         artifacts: files of the run.
         sweep: place in a sweep, if any.
-        earlier: times of the same points in earlier runs, which widen the intervals of this one.
-        selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
+        priors: what was known of how much the figures of its device differ between processes, by class.
+        earlier: entry of records of earlier versions that is not read; `selfcheck` is another one.
     """
 
     schema_version: CountFromOne = SCHEMA_VERSION
@@ -451,8 +416,9 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
     doubts: list[Diagnostic] = []
     artifacts: list[Artifact] = []
     sweep: SweepMembership | None = None
-    earlier: list[EarlierTime] = []
-    selfcheck: list[MachineSpread] = []
+    priors: dict[str, Prior] = {}
+    earlier: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    selfcheck: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
     #: Text of a record for readers; `perfexp.api` sets it to the table of `perfexp show`.
     text: ClassVar[Callable[[Record], str]] = repr

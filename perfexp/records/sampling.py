@@ -10,7 +10,8 @@ from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import first_median_interval, summary_of
 from perfexp.records.record import Point
-from perfexp.statistics import estimators, variance
+from perfexp.statistics import estimators
+from perfexp.statistics.moderated import Repeats
 
 #: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
 _PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
@@ -53,7 +54,7 @@ def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     found = {point.key.replicate: first_median_interval(point, kind) for point in processes}
     intervals = {number: interval for number, interval in found.items() if interval and interval.value > 0}
     values = {number: interval.value for number, interval in intervals.items()}
-    component = variance.between_processes([list(values.values())])
+    component = Repeats(values=tuple(values.values())).own if values else None
     within = [interval.relative_half_width or 0.0 for interval in intervals.values()]
     if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
         return []

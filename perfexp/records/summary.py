@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,20 +10,18 @@ from functools import partial
 
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, races, sampling
+from perfexp.records import disturbances, estimates, growth, idleness, priors, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
-    first_median,
+    is_forked,
     samples_per_call,
     series_of,
     summary_of,
 )
 from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
 from perfexp.records.record import (
-    EarlierTime,
     Key,
-    MachineSpread,
     Metric,
     Point,
     Record,
@@ -31,6 +30,8 @@ from perfexp.records.record import (
     without_replicate,
 )
 from perfexp.statistics import blockwise, estimators, variance
+from perfexp.statistics.distributions import Z95
+from perfexp.statistics.moderated import Prior, Repeats, around
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
@@ -53,10 +54,9 @@ class Row:
         processes: number of processes behind `time`.
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
-        spread: relative standard deviation between the processes' medians; None for one process.
-        is_pooled: whether the intervals of one process were widened by what other points show about processes.
-        runs: number of earlier runs of the same command that the intervals of `time` include.
-        selfcheck: date of the selfcheck by which the intervals of `time` of one process were widened; None without.
+        figures: what each process measured, and what is known of how processes differ, by measure: each time's
+            median in seconds, `p95` of latency, and `samples_per_second`.
+        bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
         own_choice: share of the convolutions' FLOPs by torch's own choice, of an algorithm that was not observed.
@@ -70,13 +70,11 @@ class Row:
     time_kind: str | None
     series: Series | None
     times: dict[str, blockwise.Summary]
+    figures: dict[str, Repeats]
+    bound_by: str | None = None
     processes: int
-    spread: float | None
     unfinished: int = 0
     in_turn: bool = False
-    is_pooled: bool = False
-    runs: int = 0
-    selfcheck: str | None = None
     phases: dict[str, float]
     samples_per_call: int
     own_choice: float = 0.0
@@ -89,9 +87,20 @@ class Row:
         return self.times[self.time_kind] if self.time_kind else None
 
     @property
-    def is_of_machine(self) -> bool:
-        """Whether its intervals include how processes of this machine differ, as those of a mean over them do."""
-        return bool(self.processes > 1 or self.is_pooled or self.runs or self.selfcheck)
+    def spread(self) -> float | None:
+        """Relative standard deviation between the processes' medians of `time`; None for one process."""
+        own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
+        return own.spread if own else None
+
+    def beside(self, figure: str) -> estimators.Interval | None:
+        """A figure with an interval for comparisons with other points of its record; None if it was not measured.
+
+        Points that one process measured have that process in common: only their calls differ.
+        """
+        one = self.figures.get(figure)
+        if one is None or self.processes > 1:
+            return one and one.interval
+        return around(one.mean, None if one.within is None else Z95 * math.sqrt(one.within))
 
     @property
     def samples_per_second(self) -> estimators.Interval | None:
@@ -117,23 +126,16 @@ def rows(record: Record) -> list[Row]:
 
 
 def _state(record: Record) -> tuple[object, ...]:
-    """What shows that a record has other results, diagnostics or earlier runs than before."""
+    """What shows that a record has other results, diagnostics or priors than before."""
     parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
-    lists = [(id(part), len(part)) for part in (record.points, record.earlier, record.selfcheck, *parts)]
+    lists = [(id(part), len(part)) for part in (record.points, record.priors, *parts)]
     return requested_percentiles(record), [(point.status, point.error) for point in record.points], lists
 
 
 def _rows(record: Record) -> list[Row]:
     percentiles = requested_percentiles(record)
-    groups, unfinished = by_point(record), interrupted(record)
-    earlier: dict[Key, dict[str, EarlierTime]] = {}
-    for time in record.earlier:
-        earlier.setdefault(time.key, {})[time.time] = time
-    known = [row(points, percentiles, earlier.get(key)) for key, points in groups.items()]
-    own = _components(list(groups.values()))
-    known = [_widened(each, own) for each in known]
-    if others := {place: one for place, one in _of_selfcheck(record.selfcheck).items() if place not in own}:
-        known = [_widened(each, others, record.selfcheck[0].ended.partition("T")[0]) for each in known]
+    unfinished, known_priors = interrupted(record), priors.of_record(record)
+    known = [row(points, percentiles, known_priors) for points in by_point(record).values()]
     in_turn = record.sweep is not None and record.sweep.level is not None
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
@@ -149,77 +151,6 @@ def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]
                 yield key, name, [series_of(point, name) for point in measured]
 
 
-def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], variance.Component]:
-    """The variance between processes by phase and kind of time, from the points that several processes measured."""
-    medians: dict[tuple[str, str], list[list[float]]] = {}
-    for points in groups:
-        for name in TIME_KINDS:
-            found = [first_median(point, name) for point in comparable(points, name)]
-            medians.setdefault((points[0].key.phase, name), []).append([value for value in found if value])
-    pooled = {place: variance.between_processes(of_points) for place, of_points in medians.items()}
-    return {place: component for place, component in pooled.items() if component}
-
-
-def _of_selfcheck(spreads: Sequence[MachineSpread]) -> dict[tuple[str, str], variance.Component]:
-    return {(one.phase, one.time): variance.Component(variance=one.variance, degrees=one.degrees) for one in spreads}
-
-
-def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component], selfcheck: str | None = None) -> Row:
-    """Widen the intervals of a row of one process by what other points show about processes.
-
-    Args:
-        selfcheck: date of the selfcheck that measured the components, which earlier runs of the command replace; None
-            if they are those of other points.
-    """
-    if row.processes > 1 or not row.times or (selfcheck and row.runs):
-        return row
-    times = dict(row.times)
-    for name, time in row.times.items():
-        if component := components.get((row.key.phase, name)):
-            widen = partial(variance.widened, component=component)
-            times[name] = time.widened(widen, widen)
-    if times == row.times:
-        return row
-    is_of_time = row.time_kind is not None and times[row.time_kind] != row.time
-    pooled = row.is_pooled or is_of_time
-    return replace(row, times=times, is_pooled=pooled, selfcheck=selfcheck if is_of_time else row.selfcheck)
-
-
-def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:
-    """Median and mean of each process."""
-    return [(one.median.value, one.mean.value) for one in processes]
-
-
-def _of_runs(time: blockwise.Summary, runs: Sequence[Sequence[tuple[float, float]]]) -> blockwise.Summary | None:
-    """Widen the intervals of the last run to those of other runs of the same command; None if these are too few."""
-    if any(value <= 0 for run in runs for center in run for value in center):
-        return None
-    median, mean = (variance.of_run([[center[place] for center in run] for run in runs]) for place in (0, 1))
-    if median is None or mean is None:
-        return None
-    return time.widened(partial(variance.at_least, component=median), partial(variance.at_least, component=mean))
-
-
-def _with_runs(
-    time: blockwise.Summary, earlier: Sequence[Sequence[tuple[float, float]]], own: Sequence[tuple[float, float]]
-) -> tuple[blockwise.Summary, int]:
-    """Widen the intervals of a time by earlier runs; returns it, and the number of runs that the intervals include."""
-    widened = _of_runs(time, [*earlier, own])
-    if widened is None:
-        return time, 0
-    # few runs are in the interval if they lie near, and in one of several processes if they widen it
-    is_wide = len(own) == 1 or widened != time
-    is_included = len(earlier) + 1 >= variance.LEAST_RUNS or (is_wide and _are_near(earlier, widened.median))
-    return widened, len(earlier) if is_included else 0
-
-
-def _are_near(runs: Sequence[Sequence[tuple[float, float]]], median: estimators.Interval) -> bool:
-    """Whether the medians of runs are as near as those of 95 of 100 other runs, by the interval of one run."""
-    width = median.log_half_width
-    means = [np.mean(np.log([center for center, _ in run])) for run in runs]
-    return width is not None and all(abs(mean - np.log(median.value)) <= np.sqrt(2) * width for mean in means)
-
-
 def requested_percentiles(record: Record) -> tuple[float, ...]:
     """The percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
@@ -230,25 +161,35 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 def row(
     points: Sequence[Point],
     percentiles: Sequence[float] = (50.0, 95.0, 99.0),
-    earlier: Mapping[str, EarlierTime] | None = None,
+    known: Mapping[str, Prior] | None = None,
 ) -> Row:
     """The figures of one point with the requested percentiles, in percent.
 
     Args:
         points: results of the processes that measured it, whose figures `pooled_metrics` combines.
-        earlier: times of the point in earlier runs of the same command, by name.
+        known: priors by class; None for those of the package.
     """
     first = points[0]
-    times, spreads, processes, runs = {}, {}, {}, {}
+    samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
+    if known is None:
+        known = priors.of_kind("cuda" if "device_method" in first.facts else "cpu")
+    prior = partial(priors.find, known, bound_by=bound_by, is_forked=is_forked(first))
+    times, figures, processes = {}, dict[str, Repeats](), {}
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
-            summaries = [summary_of(one, percentiles) for one in series]
-            times[name] = variance.combined(summaries, [np.asarray(one.measured) for one in series])
-            component = variance.between_processes([[one.median.value for one in summaries]])
-            spreads[name], processes[name] = component.spread if component else None, len(series)
-            if earlier and name in earlier:
-                times[name], runs[name] = _with_runs(times[name], earlier[name].runs, centers(summaries))
+            together = variance.combined(
+                [summary_of(one, percentiles) for one in series],
+                [np.asarray(one.measured) for one in series],
+                time=prior(name),
+                rate=prior("samples_per_second"),
+            )
+            times[name], figures[name], processes[name] = together.summary, together.medians, len(series)
+            if name == "latency":
+                figures["p95"] = _p95(series, prior(name))
+            if name not in DEVICE_TIMES and together.means.mean:  # `throughput` comes last and replaces `latency`
+                rates = tuple(samples / value for value in together.means.values)
+                figures["samples_per_second"] = replace(together.means, values=rates)
     kind = next(iter(times), None)
     doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:
@@ -269,18 +210,23 @@ def row(
         series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
-        spread=spreads[kind] if kind else None,
-        runs=runs.get(kind or "", 0),
+        figures=figures,
+        bound_by=bound_by,
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
             for part in first.series
             if part.name.startswith("phase/") and part.measured
         },
-        samples_per_call=samples_per_call(first),
+        samples_per_call=samples,
         own_choice=races.own_choice_share(first),
         metrics=pooled_metrics(points, times, kind),
         doubts=tuple(doubts),
     )
+
+
+def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
+    """The 95th percentile of each process."""
+    return Repeats.of([estimators.percentile_interval(one.measured, 95.0) for one in processes], prior)
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:

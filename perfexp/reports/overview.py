@@ -17,7 +17,6 @@ from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import metric_notes, wording
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
@@ -88,8 +87,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
     notes = [
-        *scope_notes(rows),
-        wording.narrow_note(rows, with_rates=True),
+        wording.scope_note(rows),
         mixed,
         *shortages,
         _pooled_note(rows, asked),

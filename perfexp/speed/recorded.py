@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perfexp.records import priors
 from perfexp.records.paths import RunPaths
-from perfexp.records.point_times import loop_interval
+from perfexp.records.point_times import is_forked, loop_interval
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
 from perfexp.speed.result import Mode, Speed
-from perfexp.statistics import estimators, variance
+from perfexp.statistics import estimators
+from perfexp.statistics.moderated import Repeats
 
 _PHASE = "train"
 
@@ -29,18 +31,20 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
     for point in record.points:
         if point.key.phase == _PHASE:
             together[point.key if record.plan.get("replicate") else without_replicate(point.key)].append(point)
-    speeds = [(key, _of_point(points, record.plan, log_file)) for key, points in together.items()]
+    speeds = [(key, _of_point(points, record, log_file)) for key, points in together.items()]
     alike: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:
         alike[speed.file_name].append(key)
     return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
 
 
-def _of_point(processes: Sequence[Point], plan: Mapping[str, Any], log_file: str) -> Speed:
-    point = processes[0]
+def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Speed:
+    point, plan = processes[0], record.plan
     num_gpus = _num_gpus(point.facts, plan)
     times = [time for one in processes if one.status is Status.OK and (time := loop_interval(one)) and time.value > 0]
-    time = variance.of_processes(times) if times and point.status is Status.OK else None
+    bound_by = point.facts.get("bound_by")
+    prior = priors.find(priors.of_record(record), "samples_per_second", bound_by, is_forked=is_forked(point))
+    time = Repeats.of(times, prior).interval if times and point.status is Status.OK else None
     rate = _rate(time, point.key.batch_size * num_gpus) if time else None
     if time is None or rate is None:
         remark = str(point.status) if point.status is not Status.OK else "no time was measured"

@@ -1,4 +1,4 @@
-"""Variance components: what an interval has to include so that it holds for the mean over processes, not over calls."""
+"""Variance components: statistics of several processes together, and how calls, blocks and processes differ."""
 
 from __future__ import annotations
 
@@ -9,214 +9,92 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfexp.statistics.blockwise import Summary, block_mean, block_median
-from perfexp.statistics.distributions import ALPHA, Z95, student95
+from perfexp.statistics.distributions import student95
 from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
-
-#: Number of runs from which their means show how runs differ.
-LEAST_RUNS = 3
-#: Degrees of freedom beyond which Student's distribution is a normal one.
-_MOST_DEGREES = 1e6
+from perfexp.statistics.moderated import Component, Prior, Repeats, around
 
 
 @dataclass(frozen=True, kw_only=True)
-class Component:
-    """Variance of the logarithm of a time between processes.
+class Together:
+    """Statistics of a time over the processes that took it.
 
     Attributes:
-        variance: variance of log seconds.
-        degrees: degrees of freedom of the estimate.
+        summary: statistics of all samples, with the intervals of means over processes.
+        medians: the median of each process, in seconds per call.
+        means: its mean.
+        percentiles: its percentiles, by number.
     """
 
-    variance: float
-    degrees: float
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation between processes, as a fraction of the time."""
-        return math.expm1(math.sqrt(self.variance))
-
-    @property
-    def spread_interval(self) -> Interval:
-        """`spread` with its 95 % interval, by the chi-square distribution of a normal sample's variance."""
-        from scipy import special
-
-        low, high = (
-            math.expm1(math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail))))
-            for tail in (ALPHA / 2, 1 - ALPHA / 2)
-        )
-        return Interval(value=self.spread, low=low, high=high)
+    summary: Summary
+    medians: Repeats
+    means: Repeats
+    percentiles: dict[float, Repeats]
 
 
-def between_processes(groups: Sequence[Sequence[float]]) -> Component | None:
-    """Return the variance between processes, pooled over several points.
+def combined(
+    summaries: Sequence[Summary], samples: Sequence[Samples], *, time: Prior | None = None, rate: Prior | None = None
+) -> Together:
+    """Combine the statistics of the processes that took a time.
 
-    Args:
-        groups: medians of the processes that measured each point, in seconds.
-
-    Returns:
-        None if no point was measured by two processes.
-    """
-    logs = [np.log(np.asarray(group)) for group in groups if len(group) > 1 and min(group) > 0]
-    degrees = sum(values.size - 1 for values in logs)
-    return Component(variance=_pooled(logs), degrees=degrees) if degrees else None
-
-
-def pooled(components: Sequence[Component]) -> Component:
-    """Return the mean of at least one component, weighted by degrees of freedom."""
-    degrees = sum(one.degrees for one in components)
-    return Component(variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees)
-
-
-def widened(interval: Interval, component: Component) -> Interval:
-    """Widen the interval of one process to one of the mean over processes.
-
-    The variances add up. Student's t has the degrees of freedom of Welch and Satterthwaite (Satterthwaite, "An
-    approximate distribution of estimates of variance components", 1946); the interval itself counts as exact.
-
-    Args:
-        interval: statistic of one process; without an interval it stays as it is.
-        component: variance between processes, estimated from other points.
-    """
-    width = interval.log_half_width
-    if width is None:
-        return interval
-    total = with_exact(component, (width / Z95) ** 2)
-    return _union(interval, student95(total.degrees) * math.sqrt(total.variance))
-
-
-def with_exact(component: Component, within: float) -> Component:
-    """Add a variance that counts as exact; the degrees of freedom are those of Welch and Satterthwaite."""
-    total = within + component.variance
-    degrees = component.degrees * (total / component.variance) ** 2 if component.variance > 0 else math.inf
-    return Component(variance=total, degrees=min(degrees, _MOST_DEGREES))
-
-
-def of_processes(statistics: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of a statistic over processes; its interval is that of the mean over processes.
-
-    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees: the
-    process is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous
-    benchmarking in reasonable time", 2013). The interval is never narrower than that of the mean of P exact processes
-    whose calls vary.
-
-    Args:
-        statistics: the statistic of each process, P ≥ 1, all values above 0.
-    """
-    if len(statistics) < 2:
-        return statistics[0]
-    logs = np.log([one.value for one in statistics])
-    half = student95(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    within = math.hypot(*(one.log_half_width or 0.0 for one in statistics)) / logs.size
-    return _around(math.exp(float(logs.mean())), max(half, within))
-
-
-def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
-    """Return the variance of the last run's geometric mean, by its processes and by earlier runs of the same command.
-
-    From `LEAST_RUNS` runs on it is the variance of the runs' means, corrected for the number of processes: runs at
-    other times also differ by the state of the machine. It is never below the variance that the processes explain.
-
-    Args:
-        runs: statistics of the processes of each run, above 0; the run in question is the last one.
-
-    Returns:
-        None if nothing was repeated.
-    """
-    logs = [np.log(np.asarray(run)) for run in runs]
-    processes = between_processes(runs)
-    within = processes.variance if processes else 0.0
-    explained = within / logs[-1].size
-    if len(runs) >= LEAST_RUNS:
-        return Component(variance=max(of_runs(runs), 0.0) + explained, degrees=len(runs) - 1)
-    return Component(variance=explained, degrees=processes.degrees) if processes else None
-
-
-def of_runs(runs: Sequence[Sequence[float]]) -> float:
-    """Return the variance between runs without that of their processes' means, below 0 if these explain more.
-
-    Args:
-        runs: statistics of the processes of each of at least two runs, above 0.
-    """
-    logs = [np.log(np.asarray(run)) for run in runs]
-    processes = between_processes(runs)
-    within = processes.variance if processes else 0.0
-    return float(np.var([log.mean() for log in logs], ddof=1)) - within * float(np.mean([1 / log.size for log in logs]))
-
-
-def at_least(interval: Interval, component: Component) -> Interval:
-    """Widen an interval to that of a normal logarithm with this variance, on each side where it is not wider already.
-
-    Without an interval it stays as it is.
-    """
-    return _union(interval, student95(component.degrees) * math.sqrt(component.variance))
-
-
-def geometric_mean(values: Sequence[float]) -> Interval:
-    """Return the geometric mean of exact values, such as one median per process, with the interval of `of_processes`.
-
-    Args:
-        values: P ≥ 2 values above 0.
-    """
-    return of_processes([Interval(value=value, low=None, high=None) for value in values])
-
-
-def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summary:
-    """Combine the statistics of several processes.
-
-    Median and mean are those of `of_processes`; where a process has one of 0, those of all samples, with a process as a
-    block. Percentiles are those of all samples, with an interval that is at least as wide as the processes' own
-    percentiles demand, if these are above 0, and that ends at the median's.
+    Percentiles are those of all samples, with an interval that is at least as wide as the processes' own percentiles
+    demand, and that ends at the median's. Median and mean of times of 0 are those of all samples, with a process as a
+    block.
 
     Args:
         summaries: statistics of each process, with the same percentiles.
         samples: samples of each process, warm-up excluded.
+        time: what is known of the medians and percentiles of such times.
+        rate: what is known of their means.
     """
-    if len(summaries) == 1:
-        return summaries[0]
+    first = summaries[0]
+    effective = min(one.n / one.tau for one in summaries)
+    medians = Repeats.of([one.median for one in summaries], time, effective=effective)
+    means = Repeats.of([one.mean for one in summaries], rate, effective=effective)
+    of_numbers = {
+        number: Repeats.of([one.percentiles[number] for one in summaries], time, effective=effective)
+        for number in first.percentiles
+    }
     together = np.concatenate(samples)
     tau = together.size / sum(one.n / one.tau for one in summaries)
-    starts = np.cumsum([0, *(one.n for one in summaries)])
-    if all(one.median.value > 0 and one.mean.value > 0 for one in summaries):
-        median, mean = of_processes([one.median for one in summaries]), of_processes([one.mean for one in summaries])
+    if medians.mean and means.mean:
+        median, mean = medians.interval, means.interval
     else:
         median, mean = block_median(samples, tau), block_mean(samples, tau)
-    return Summary(
+    starts = np.cumsum([0, *(one.n for one in summaries)])
+    summary = replace(
+        first,
         n=together.size,
         tau=tau,
         median=median,
         mean=mean,
-        std=float(together.std(ddof=1)),
+        std=float(together.std(ddof=1)) if together.size > 1 else None,
         minimum=float(together.min()),
         maximum=float(together.max()),
         percentiles={
-            number: median if number == 50 else _percentile(number, summaries, together, tau, median)
-            for number in summaries[0].percentiles
+            number: median
+            if number == 50
+            else _percentile(percentile_interval(together, number, tau), of_each, number, median)
+            for number, of_each in of_numbers.items()
         },
         outliers=tuple(
             int(start) + index for start, one in zip(starts, summaries, strict=False) for index in one.outliers
         ),
         drift=max((one.drift for one in summaries if one.drift), key=lambda drift: abs(drift.relative), default=None),
     )
+    return Together(summary=summary, medians=medians, means=means, percentiles=of_numbers)
 
 
-def _percentile(
-    number: float, summaries: Sequence[Summary], samples: Samples, tau: float, median: Interval
-) -> Interval:
-    pooled = percentile_interval(samples, number, tau)
-    of_each = [one.percentiles[number] for one in summaries]
-    if all(one.value > 0 for one in of_each):
-        between = of_processes([replace(one, low=None, high=None) for one in of_each])
-        pooled = _union(pooled, math.log(between.high / between.value) if between.high is not None else 0.0)
-    return _beside(median, number, pooled)
-
-
-def _beside(median: Interval, number: float, percentile: Interval) -> Interval:
-    """End the interval of a percentile at that of the median, below or above which its true value cannot lie."""
-    if None in (median.low, median.high, percentile.low, percentile.high):
-        return percentile
+def _percentile(together: Interval, processes: Repeats, number: float, median: Interval) -> Interval:
+    """Widen the percentile of all samples to what those of processes show, up to the interval of the median."""
+    if together.low is None or together.high is None:
+        return together
+    wide = around(together.value, processes.half_width or 0.0)
+    low, high = min(together.low, wide.low or 0.0), max(together.high, wide.high or 0.0)
     if number > 50:
-        return replace(percentile, low=min(percentile.value, max(percentile.low or 0.0, median.low or 0.0)))
-    return replace(percentile, high=max(percentile.value, min(percentile.high or 0.0, median.high or 0.0)))
+        low = min(together.value, max(low, median.low or 0.0))
+    elif median.high is not None:
+        high = max(together.value, min(high, median.high))
+    return Interval(value=together.value, low=low, high=high)
 
 
 def detectable_ratio(component: Component, processes: int) -> float:
@@ -286,19 +164,3 @@ def _pooled(groups: Sequence[Samples]) -> float:
     """Return the variance within groups of any sizes; 0 if each has one value."""
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in groups)
     return squares / max(sum(values.size - 1 for values in groups), 1)
-
-
-def _union(interval: Interval, log_half_width: float) -> Interval:
-    """Widen each end of an interval to that of `_around`: the longer side of a skewed one stays."""
-    if interval.low is None or interval.high is None:
-        return interval
-    wide = _around(interval.value, log_half_width)
-    assert wide.low is not None
-    assert wide.high is not None
-    return Interval(value=interval.value, low=min(interval.low, wide.low), high=max(interval.high, wide.high))
-
-
-def _around(value: float, log_half_width: float) -> Interval:
-    """Return the interval whose ends are a factor away from the value."""
-    factor = math.exp(log_half_width)
-    return Interval(value=value, low=value / factor, high=value * factor)

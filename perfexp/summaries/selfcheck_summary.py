@@ -8,20 +8,16 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from perfexp.diagnosis.environment import fact_at
-from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.records.point_times import blocks_of
-from perfexp.records.record import Key, MachineSpread, Record, Series
+from perfexp.records.record import Key, Record, Series
 from perfexp.records.summary import series_of_processes
 from perfexp.statistics import blockwise, variance
-from perfexp.statistics.variance import Component
+from perfexp.statistics.moderated import Component, Repeats, pooled
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.wording import percent
 
 #: Numbers of processes for which the table has the detectable difference; the sentence has that of the second.
 _PROCESSES = (3, 5, 10)
-#: Key of the last selfcheck in the cache.
-LAST = "selfcheck"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ def spreads(record: Record) -> list[Spread]:
 def _spread(key: Key, time: str, series: Sequence[Series]) -> Spread:
     blocks = [blocks_of(one) for one in series]
     intervals = [blockwise.block_median(of_process) for of_process in blocks]
-    component = variance.between_processes([[one.value for one in intervals]])
+    component = Repeats.of(intervals).own
     assert component is not None  # two processes or more
     widths = [one.relative_half_width for one in intervals if one.relative_half_width is not None]
     ends = [(one.low, one.high) for one in intervals if one.low is not None and one.high is not None]
@@ -97,10 +93,10 @@ def sentence(known: Sequence[Spread]) -> str:
     groups: dict[str, list[Component]] = {}
     for one in known:
         groups.setdefault(one.time, []).append(one.component)
-    pooled = {time: variance.pooled(components) for time, components in groups.items()}
+    pooled_of = {time: pooled(components) for time, components in groups.items()}
     count = _PROCESSES[1]
-    varies = _listed([f"{time} by {percent(component.spread)}" for time, component in pooled.items()])
-    shows = _listed([percent(variance.detectable_ratio(component, count)) for component in pooled.values()])
+    varies = _listed([f"{time} by {percent(component.spread)}" for time, component in pooled_of.items()])
+    shows = _listed([percent(variance.detectable_ratio(component, count)) for component in pooled_of.values()])
     return (
         f"On this machine, {varies.replace(' by ', ' varies by ', 1)} between processes; "
         f"{count} processes each show differences from {shows}."
@@ -137,44 +133,3 @@ def grid(known: Sequence[Spread]) -> Grid:
 
 def _percents(fractions: Iterable[float | None]) -> list[str]:
     return ["" if fraction is None else percent(fraction) for fraction in fractions]
-
-
-def cache_of(facts: Mapping[str, Any], *, device: str, driver: str | None) -> JsonCache:
-    """Return the cache of a device.
-
-    Args:
-        facts: facts of the machine, as in a record's environment.
-        device: UUID of a GPU, or the CPU's product name.
-        driver: version of the GPU's driver.
-    """
-    versions = {"torch": fact_at(dict(facts), "packages.torch"), "perfexp": fact_at(dict(facts), "perfexp")}
-    return JsonCache(cache_folder("selfchecks"), {"device": device, "driver": driver, **versions})
-
-
-def _cache_of_record(record: Record) -> JsonCache:
-    device = record.environment["device"]
-    return cache_of(record.environment, device=str(device.get("uuid") or device["name"]), driver=device.get("driver"))
-
-
-def recall(record: Record) -> list[MachineSpread]:
-    """Return the spreads of the device's last selfcheck."""
-    if not record.environment.get("device", {}).get("name"):
-        return []
-    last = _cache_of_record(record).find(LAST)
-    groups: dict[tuple[str, str], list[Component]] = {}
-    for one in last["spreads"] if last else []:
-        component = Component(variance=one["variance"], degrees=one["degrees"])
-        groups.setdefault((one["phase"], one["time"]), []).append(component)
-    pooled = {place: variance.pooled(components) for place, components in groups.items()}
-    return [
-        MachineSpread(phase=phase, time=time, variance=one.variance, degrees=int(one.degrees), ended=last["ended"])
-        for (phase, time), one in pooled.items()
-    ]
-
-
-def remember(record: Record, known: Sequence[Spread]) -> None:
-    """Cache the result for the device of the record."""
-    everything = [one.to_builtins() for one in known]
-    _cache_of_record(record).add(
-        LAST, {"ended": record.ended, "name": record.name, "sentence": sentence(known), "spreads": everything}
-    )

@@ -14,7 +14,6 @@ from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.interval_scope import scope_notes
 from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import common_device, constant, label, one_line, subject
 
@@ -72,12 +71,9 @@ def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnos
     }
 
 
-def _scope(row: Row, other: Row) -> str:
+def _scope(*sides: Row) -> str:
     """The runs that a ratio of two rates holds for; empty if it holds for others on this machine too."""
-    if row.processes == other.processes == 1 and not (row.is_of_machine and other.is_of_machine):
-        return " in these runs (one process each, undecided)"
-    rates = [one.samples_per_second for one in (row, other) if one.is_of_machine]
-    is_decided = len(rates) == 2 and all(rate and rate.low is not None for rate in rates)
+    is_decided = all((rate := row.samples_per_second) and rate.low is not None for row in sides)
     return "" if is_decided else " in these runs (undecided)"
 
 
@@ -124,8 +120,7 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         Column("remarks", remarks, prose=True, rank=1),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
-    notes = [*scope_notes(row for table in tables for row in table), wording.narrow_note(singles, with_rates=True)]
-    notes += wording.rate_notes(singles)
+    notes = [wording.scope_note([row for table in tables for row in table]), *wording.rate_notes(singles)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 

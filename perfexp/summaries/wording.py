@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
-from perfexp.records.estimates import WORK_RATE, is_narrow, is_narrow_rate
+from perfexp.records.estimates import WORK_RATE
 from perfexp.records.growth import Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
@@ -59,8 +59,6 @@ _ROUNDING = 1e-9
 TOO_FEW = "too few effective samples"
 #: Relative half-width that narrower intervals are shown with.
 _LEAST_WIDTH = 1e-4
-#: What the figures of one process leave open.
-ANOTHER_RUN = "another run on this machine may differ by more"
 
 
 def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
@@ -180,35 +178,39 @@ def median_title(kinds: Sequence[str]) -> str:
 
 
 def bare_rate(row: Row) -> str:
-    """Return a row's rate without its interval, `≈` before an estimate."""
-    return f"{'≈ ' * is_narrow_rate(row)}{rate_text(row.samples_per_second)}"
+    """Return a row's rate without its interval."""
+    return rate_text(row.samples_per_second)
 
 
 def row_rate_text(row: Row) -> str:
-    """Return a row's rate as `rate_with_width` does, `≈` before it if its interval may be too narrow."""
-    return f"{'≈ ' * is_narrow_rate(row)}{rate_with_width(row.samples_per_second)}"
-
-
-def narrow_note(rows: Sequence[Row], *, with_rates: bool = False) -> str:
-    """Return what `≈` before a time with an interval says; empty without such a row.
-
-    Args:
-        with_rates: whether rates are marked, too.
-    """
-    kinds = time_kinds(filter(is_narrow, rows))
-    names = [median_title(kinds)] if kinds else []
-    if with_rates and any(map(is_narrow_rate, rows)):
-        names.append("samples/s")
-    text = " and ".join(names)
-    return f"≈ {text} with an interval that may be several times too narrow: {TOO_FEW}" if text else ""
+    """Return a row's rate as `rate_with_width` does."""
+    return rate_with_width(row.samples_per_second)
 
 
 def median_text(row: Row) -> str:
-    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without.
+    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
+    return interval_text(row.time.median) if row.time else ""
 
-    `≈` precedes one whose interval may be too narrow.
-    """
-    return f"{'≈ ' * is_narrow(row)}{interval_text(row.time.median)}" if row.time else ""
+
+def scope(rows: Iterable[Row]) -> str:
+    """Return how many processes the intervals of rows are from: `1 process`, `1 to 3 processes`; empty for none."""
+    timed = [row for row in rows if row.time and row.time.median.low is not None]
+    counts = sorted({row.processes for row in timed})
+    if not counts:
+        return ""
+    numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    planned = max(row.processes + row.unfinished for row in timed)
+    of_planned = f" of {planned}" if any(row.unfinished for row in timed) else ""
+    return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}"
+
+
+def scope_note(rows: Sequence[Row]) -> str:
+    """Return what the intervals of a table are; empty without one."""
+    if not (of := scope(rows)):
+        return ""
+    unfinished = [row for row in rows if row.unfinished]
+    again = "repeat perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
+    return f"± 95 % interval of the mean over processes, from {of}{f' ({again} continues)' if unfinished else ''}"
 
 
 def interval_text(interval: estimators.Interval) -> str:

@@ -182,7 +182,6 @@ def _outcome_columns(row: Row, run_doubts: Sequence[Diagnostic]) -> Line:
         "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
         "error": row.error if row.status is not Status.OK else None,
         "processes": row.processes if row.status is Status.OK else 0,
-        "earlier_runs": row.runs,
     }
 
 

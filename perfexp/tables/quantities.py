@@ -151,7 +151,6 @@ def _facts(row: Row) -> Iterator[tuple[str, str, float]]:
     yield "point", "input_width", row.key.input_size[1]
     yield "point", "batch_size", row.key.batch_size
     yield "point", "processes_count", row.processes
-    yield "point", "earlier_runs_count", row.runs
     if row.spread is not None:
         yield "point", "spread_percent", 100 * row.spread
     yield "point", "ok", float(row.status is Status.OK)

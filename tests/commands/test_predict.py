@@ -62,7 +62,7 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "90 %" in lines[1]
     assert lines[2].endswith("time refused: outside the measured range")
     assert "(outside_corpus)" in printed
-    assert "a measured interval is that of its record; perfexp show DIR marks one that is too narrow" in printed
+    assert "a measured interval is that of its record, or of the calls of its only process" in printed
     assert "one process: another run on this machine may differ by more (replicate=3)" in printed
 
 

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import capabilities, machine_priors
+from perfexp.records import priors
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
 from perfexp.summaries import selfcheck_summary
@@ -35,7 +35,7 @@ def processes_that_differ(slower_device):
 
 
 @pytest.mark.slow
-def test_a_planted_spread_is_found_printed_cached_and_measured_once(processes_that_differ, here, capsys):
+def test_a_planted_spread_is_found_printed_and_measured_once(processes_that_differ, here, capsys):
     command = ["selfcheck", *FAKE, "output_dir=x"]
     assert commands.run([*command, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -54,10 +54,6 @@ def test_a_planted_spread_is_found_printed_cached_and_measured_once(processes_th
     assert {point.key.replicate for point in record.points} == set(range(10))
     assert {point.key.phase for point in record.points} == {"inference"}
     assert "work/macs" not in {metric.name for point in record.points for metric in point.metrics}
-    [file] = (here / "cache" / "perfexp" / "selfchecks").glob("*.json")
-    cached = json.loads(file.read_bytes())
-    assert cached["context"]["device"] == "scripted device"
-    assert cached["findings"]["selfcheck"]["sentence"] == answer["sentence"]
 
     before = (here / "x" / "points.jsonl").read_bytes()
     assert commands.run(command) == 0
@@ -76,10 +72,9 @@ def test_equal_processes_have_no_spread_and_no_false_alarms(capsys):
         assert one["shares"]["processes"] < 0.1
 
 
-def test_a_run_that_fails_is_neither_summed_up_nor_cached(here, capsys):
+def test_a_run_that_fails_is_not_summed_up(capsys):
     assert commands.run(["selfcheck", *FAKE, "model.faults.oom=1000", "--processes=3"]) != 0
     assert "No two processes" in capsys.readouterr().err
-    assert not (here / "cache" / "perfexp" / "selfchecks").exists()
 
 
 @pytest.mark.parametrize(
@@ -135,9 +130,9 @@ def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record)
     )
 
 
-def test_doctor_finds_the_selfcheck_of_its_device_driver_and_versions(make_record):
-    record = record_of(make_record, name="NVIDIA H200", uuid="1111", driver="580.65")
-    selfcheck_summary.remember(record, selfcheck_summary.spreads(record))
+def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record):
+    record = record_of(make_record, name="NVIDIA H200", kind="cuda", uuid="1111", driver="580.65")
+    machine_priors.exchange(record, is_own=True)
     facts = {
         "machine": {"perfexp": "1", "packages": {"torch": "2.11"}, "cpu": {"name": "AMD EPYC"}},
         "survey": {
@@ -148,39 +143,24 @@ def test_doctor_finds_the_selfcheck_of_its_device_driver_and_versions(make_recor
         },
         "gpu_files": {},
     }
-    found = doctor._last_selfcheck(facts, Choice(name="auto"))
-    assert found["sentence"].startswith("On this machine, latency varies by")
-    [spread] = found["spreads"]
-    assert (spread["phase"], spread["time"], spread["degrees"]) == ("inference", "latency", 4)
-    assert doctor._last_selfcheck(facts, Choice(name="cpu")) is None
+    auto, cpu = Choice(name="auto"), Choice(name="cpu")
+    shown = {name: one["measurements"] for name, one in doctor._spread_here(facts, auto).items()}
+    assert shown == {"device": 0, "latency": 0, "rate": 0, "memory": 0, "host-bound": 2}
+    assert all(one["measurements"] == 0 for one in doctor._spread_here(facts, cpu).values())
     facts["survey"]["parts"]["boards"]["boards"][0]["facts"]["driver"] = "590"
-    assert doctor._last_selfcheck(facts, Choice(name="auto")) is None
+    assert all(one["measurements"] == 0 for one in doctor._spread_here(facts, auto).values())
 
 
 @pytest.mark.slow
-def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, here, capsys):
+def test_later_runs_know_how_processes_differed(processes_that_differ, here):
     run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "ttfp=false")
-    for folder in ("before", "after"):
+    for folder in ("before", "after", "again"):
         assert main.main([*run, f"output_dir={folder}"]) == 0
         if folder == "before":
             assert commands.run(["selfcheck", *FAKE]) == 0
-    before, after = ([one] for name in ("before", "after") for one in rows(Record.load(here / name)))
-    assert before[0].selfcheck is None
-    assert after[0].selfcheck == Record.load(here / "after").ended[:10]
-    planted = float(np.log(FACTORS).std(ddof=1))
-    expected = np.sinh(stats.t.ppf(0.975, 9) * planted)
-    assert after[0].times["device"].median.relative_half_width == pytest.approx(expected, rel=0.03)
-    capsys.readouterr()
-    assert commands.run(["show", "after"]) == 0
-    assert (
-        "± this machine, at present: mean over processes, which differ as in its selfcheck of"
-        in capsys.readouterr().out
-    )
-
-
-@pytest.mark.slow
-def test_a_run_of_several_processes_needs_no_selfcheck(processes_that_differ, here):
-    assert commands.run(["selfcheck", *FAKE]) == 0
-    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "replicate=2", "tracking=none", "ttfp=false")
-    assert main.main([*run, "output_dir=two"]) == 0
-    assert [row.selfcheck for row in rows(Record.load(here / "two"))] == [None]
+    records = [Record.load(here / name) for name in ("before", "after", "again")]
+    before, after, again = (record.priors["device"] for record in records)
+    assert (before.cells, after.cells) == (priors.of_kind("fake")["device"].cells, before.cells + 1)
+    assert after.variance > 2 * before.variance and after == again, "a run of one process shows nothing of others"
+    widths = [row.times["device"].median.relative_half_width for record in records for row in rows(record)]
+    assert widths[1] > 1.3 * widths[0]

@@ -16,7 +16,6 @@ from builders import Builder
 from perfexp.plots import drawing, record_plots, report_page, strips, sweep_plots
 from perfexp.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, dotted, unit_of
 from perfexp.plots.plotly_figures import of_plot
-from perfexp.records.estimates import is_narrow
 from perfexp.records.record import Metric, Point, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
@@ -176,7 +175,7 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
 ) -> None:
     points = [rough(build, count, batch=batch) for batch, count in zip((1, 2), n, strict=True)]
     record = build.record(*points)
-    is_rough = [is_narrow(row) or row.time is None or row.time.median.low is None for row in rows(record)]
+    is_rough = [row.time is None or row.time.median.low is None for row in rows(record)]
     assert is_rough == [count < 80 for count in n]
     plot = record_plots.plot(record)
     assert isinstance(plot, Chart)

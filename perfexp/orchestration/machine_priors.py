@@ -1,0 +1,72 @@
+"""Machine priors: how much processes differ on this device, by what its runs have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.records import priors
+from perfexp.records.record import Record
+from perfexp.records.summary import rows
+from perfexp.statistics.moderated import Component, Prior
+
+#: Number of figures of a class that are remembered, the newest.
+_MOST_FIGURES = 100
+#: Kinds of devices of which a machine has one; others have a UUID.
+_SINGLE = ("cpu", "mps", "fake")
+
+
+def exchange(record: Record, *, is_own: bool) -> dict[str, Prior]:
+    """Return the priors of a record's device by the runs before this one, and cache what this one shows.
+
+    Only a run that was measured here is cached (`is_own`): a folder may be somebody else's.
+    """
+    device = record.environment.get("device", {})
+    if not (device.get("uuid") or device.get("kind") in _SINGLE):
+        return known(None, device.get("kind"))
+    cache = cache_of(record.environment, str(device.get("uuid") or device["name"]), device.get("driver"))
+    found = known(cache, device["kind"], without=record.uid)
+    if is_own and (shown := _shown(record)):
+        cache.add(record.uid, shown)
+        cache.remove(list(cache.entries())[:-_MOST_FIGURES])
+    return found
+
+
+def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
+    """Return the priors of a kind of device by class, as the figures in the cache of one device refine them."""
+    figures: dict[str, list[Component]] = {}
+    for uid, shown in cache.entries().items() if cache else ():
+        try:
+            of_run = msgspec.convert(shown if uid != without else [], list[tuple[str, float, float]])
+        except msgspec.ValidationError:  # another version of perfexp wrote it
+            continue
+        for name, variance, degrees in of_run:
+            figures.setdefault(name, []).append(Component(variance=variance, degrees=degrees))
+    return {name: prior.on(figures.get(name, ())[-_MOST_FIGURES:]) for name, prior in priors.of_kind(kind).items()}
+
+
+def _shown(record: Record) -> list[tuple[str, float, float]]:
+    """The class of each figure that several processes measured without disturbance, with its variance and degrees."""
+    return [
+        (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
+        for row in rows(record)
+        if not any(doubt.code in priors.DISTURBED for doubt in (*row.doubts, *record.doubts))
+        for name, one in row.figures.items()
+        if name not in ("p95", "throughput") and one.own
+    ]
+
+
+def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonCache:
+    """Return the cache of a device.
+
+    Args:
+        facts: facts of the machine, as in a record's environment.
+        device: UUID of a GPU, or the CPU's product name.
+        driver: version of the GPU's driver.
+    """
+    torch = fact_at(dict(facts), "packages.torch")
+    return JsonCache(cache_folder("processes"), {"device": device, "driver": driver, "torch": torch})

@@ -1,0 +1,211 @@
+"""Moderated variance: how much a figure differs between processes, by those that measured it and by what is known.
+
+Few processes say little about how much processes differ: Student's t of two is 12.7. Most figures of a kind differ by
+similar amounts, which other measurements have shown. The variance of few processes is therefore shrunk towards what is
+typical: Smyth, "Linear models and empirical Bayes methods for assessing differential expression in microarray
+experiments" (2004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from perfexp.statistics.distributions import ALPHA, Z95, student95
+from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval
+
+#: Degrees of freedom beyond which Student's distribution is a normal one.
+_MOST_DEGREES = 1e6
+#: Most degrees that a prior gains where the samples of a process explain how much processes differ: their correlations
+#: are estimates, too.
+_MOST_OF_SAMPLES = 5.0
+#: Variance of log s₀² between machines: one in eight is three times as noisy as the prior, or more.
+_BETWEEN_MACHINES = 2.0
+#: Range of degrees of freedom that is searched for those of a variance of log s².
+_DEGREES = 0.05, 1e4
+#: Largest number of a stored prior.
+_MOST = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Variance of the logarithm of a figure between processes.
+
+    Attributes:
+        variance: variance of the logarithm.
+        degrees: degrees of freedom of the estimate.
+    """
+
+    variance: float
+    degrees: float
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation between processes, as a fraction of the figure."""
+        return math.expm1(math.sqrt(self.variance))
+
+    @property
+    def spread_interval(self) -> Interval:
+        """`spread` with its 95 % interval, by the chi-square distribution of a normal sample's variance."""
+        from scipy import special
+
+        low, high = (
+            math.expm1(math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail))))
+            for tail in (ALPHA / 2, 1 - ALPHA / 2)
+        )
+        return Interval(value=self.spread, low=low, high=high)
+
+
+class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What is known of a class of figures before any is measured.
+
+    Attributes:
+        variance: typical variance of the logarithm between processes, s₀².
+        degrees: degrees of freedom ν₀ that this is worth: few if figures of the class differ much from each other.
+        server: variance between the servers that processes are forked from, which more processes do not lower.
+        cells: number of figures that show it, each measured by several processes.
+        origin: devices of these figures.
+    """
+
+    variance: Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
+    degrees: Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
+    server: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 0.0
+    cells: Annotated[int, msgspec.Meta(ge=0)] = 0
+    origin: str = ""
+
+    def on(self, machine: Sequence[Component]) -> Prior:
+        """Return the prior of one machine, by figures of this class that were measured on it.
+
+        The logarithm of s₀² is the mean of that of all machines and of the machine's figures, weighted by their
+        precisions. Its uncertainty lowers the degrees: without figures of the machine by `_BETWEEN_MACHINES`.
+        """
+        from scipy import special
+
+        own = [one for one in machine if one.variance > 0 and one.degrees > 0]
+        bias = float(special.digamma(self.degrees / 2)) - math.log(self.degrees / 2)
+        spread = float(special.polygamma(1, self.degrees / 2))
+        logs, weights = [math.log(self.variance)], [1 / _BETWEEN_MACHINES]
+        for one in own:
+            half = one.degrees / 2
+            logs.append(math.log(one.variance) - float(special.digamma(half)) + math.log(half) + bias)
+            weights.append(1 / (float(special.polygamma(1, half)) + spread))
+        center = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)
+        degrees = _degrees_of(spread + 1 / sum(weights))
+        return msgspec.structs.replace(self, variance=math.exp(center), degrees=degrees, cells=self.cells + len(own))
+
+
+def _degrees_of(variance: float) -> float:
+    """Return the degrees ν of a variance s² whose logarithm has this variance: ψ′(ν / 2)."""
+    from scipy import optimize, special
+
+    found = optimize.brentq(lambda degrees: float(special.polygamma(1, degrees / 2)) - variance, *_DEGREES)
+    return float(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """A figure that one process or more have measured; its mean and interval are those of a mean over processes.
+
+    Attributes:
+        values: the figure of each process, above 0 for a mean with an interval.
+        within: variance of the logarithm of one process's figure that its samples explain; None if they are too few.
+        prior: what is known of such figures; None if nothing is.
+        is_estimate: whether a value is estimated from others, not measured.
+    """
+
+    values: tuple[float, ...]
+    within: float | None = 0.0
+    prior: Prior | None = None
+    is_estimate: bool = False
+
+    @classmethod
+    def of(cls, figures: Sequence[Interval], prior: Prior | None = None, *, effective: float = math.inf) -> Repeats:
+        """The figure of each process with the interval that its samples show.
+
+        Args:
+            effective: effective samples of a single process: few of them show an interval that is too narrow.
+        """
+        widths = [width for one in figures if (width := one.log_half_width) is not None]
+        factor = FEW_TOO_NARROW if len(figures) == 1 and effective < FEW else 1.0
+        within = sum((factor * width / Z95) ** 2 for width in widths) / len(widths) if widths else None
+        is_known = len(widths) == len(figures)
+        return cls(values=tuple(one.value for one in figures), within=within if is_known else None, prior=prior)
+
+    def without_server(self) -> Repeats:
+        """The same figure without the variance between servers, which another one of the same server shares."""
+        prior = self.prior and msgspec.structs.replace(self.prior, server=0.0)
+        return replace(self, prior=prior)
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean over the processes; 0 if a figure is."""
+        return math.exp(float(np.mean(np.log(self.values)))) if min(self.values) > 0 else 0.0
+
+    @property
+    def own(self) -> Component | None:
+        """Variance between the processes that measured it; None for one, and for figures of 0."""
+        if len(self.values) < 2 or min(self.values) <= 0:
+            return None
+        return Component(variance=float(np.var(np.log(self.values), ddof=1)), degrees=len(self.values) - 1)
+
+    @property
+    def component(self) -> Component | None:
+        """Variance between processes: the posterior of prior and own one; None if neither is known."""
+        if self.prior is None or self.within is None:
+            return self.own
+        variance = self.prior.variance + self.within
+        degrees = self.prior.degrees
+        if self.within:  # what the samples explain is known better
+            exact = degrees * (variance / self.prior.variance) ** 2
+            degrees = min(exact, max(degrees, _MOST_OF_SAMPLES))
+        return pooled([Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])])
+
+    @property
+    def error(self) -> Component | None:
+        """Variance of the logarithm of the mean, with that between servers; None if nothing is known."""
+        return self.error_of(len(self.values))
+
+    def error_of(self, processes: int) -> Component | None:
+        """`error` of a mean over so many processes, which differ as these do."""
+        if (one := self.component) is None or min(self.values) <= 0:
+            return None
+        degrees, own = one.degrees + processes - len(self.values), one.variance / processes
+        server = self.prior.server if self.prior else 0.0
+        if server and own:  # counts as exact
+            degrees = min(degrees * ((own + server) / own) ** 2, _MOST_DEGREES)
+        return Component(variance=own + server, degrees=degrees)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval in logarithms, t · √variance; None if nothing is known of processes."""
+        error = self.error
+        return None if error is None else student95(error.degrees) * math.sqrt(error.variance)
+
+    @property
+    def interval(self) -> Interval:
+        """The mean with its 95 % interval; without ends if nothing is known of processes."""
+        return around(self.mean, self.half_width)
+
+
+def pooled(components: Sequence[Component]) -> Component:
+    """Return the mean of at least one component, weighted by degrees of freedom."""
+    degrees = sum(one.degrees for one in components)
+    return Component(variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees)
+
+
+def geometric_mean(values: Sequence[float]) -> Interval:
+    """Return the geometric mean of at least two exact values above 0, with its interval by Student's t."""
+    return Repeats(values=tuple(values)).interval
+
+
+def around(value: float, log_half_width: float | None) -> Interval:
+    """Return the interval whose ends are a factor away from the value; without ends if the width is unknown."""
+    if log_half_width is None:
+        return Interval(value=value, low=None, high=None)
+    factor = math.exp(min(log_half_width, 700.0))
+    return Interval(value=value, low=value / factor, high=value * factor)
