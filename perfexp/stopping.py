@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from enum import StrEnum
 from typing import Protocol
 
@@ -28,8 +29,15 @@ _OVERTIME_SECONDS = 2.0
 _MOST_CALLS = 100_000_000
 #: Most processes of a plan.
 _MOST_PROCESSES = 1000
+#: Points that have a budget each, and the share of one that each of many points adds.
+_FEW_POINTS, _SHARE = 8, 0.1
 #: Longest time of a series: 30 years.
 _MOST_SECONDS = 1_000_000_000
+
+
+def measurements(points: int) -> float:
+    """Return for how many measurements a run of so many points has time: many points share a budget."""
+    return max(min(points, _FEW_POINTS), points * _SHARE)
 
 
 class Steady(StrEnum):
@@ -67,11 +75,17 @@ class StoppingRule(Protocol):
 
     Attributes:
         settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
-        processes: number of processes that measure the times, unless the plan sets `replicate`.
+        epsilon: relative half-width to reach, within a process and of the mean over processes; None for none.
+        processes: least number of processes that measure the times, unless the plan sets `replicate`.
+        most_processes: number of processes after which no further one is added for the target.
+        budget_seconds: time of a measurement, the starts of its processes included, within which they are added.
     """
 
     settling_seconds: float
+    epsilon: float | None
     processes: int
+    most_processes: int
+    budget_seconds: float
 
     def begin(
         self,
@@ -92,6 +106,9 @@ class StoppingRule(Protocol):
             of_rate: whether a rate is computed from the mean of the series, so that the mean has to be precise too.
         """
 
+    def shared_by(self, points: int) -> StoppingRule:
+        """Return the rule of each of so many points, whose series are shorter where they share a budget."""
+
     def longest_seconds(self) -> float | None:
         """Return about how long a series takes, overtime excluded; None if only its calls are limited."""
 
@@ -110,14 +127,17 @@ class Precision:
         min_seconds: least time after the warm-up, in seconds.
         max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
             caches).
-        tail_percentile: highest percentile for which a series takes overtime, if its interval is missing and can exist
-            by the end of the overtime.
+        tail_percentile: highest percentile for which a series takes overtime, if it has too few samples for its part
+            of an interval over all processes, and can have them by the end of the overtime.
         max_calls: limit on the calls after the warm-up.
         min_calls: least number of calls after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
         min_effective: least number of effective samples.
-        processes: number of processes that measure the times, unless the plan sets `replicate`.
+        processes: least number of processes that measure the times, unless the plan sets `replicate`.
+        most_processes: number after which no further process is added; null for none beyond the least.
+        budget_seconds: time of a measurement, the starts of its processes included, within which they are added
+            until the half-width of the mean over processes is `epsilon`.
         steady: state of the device to wait for before the series of each point.
         steady_seconds: longest wait for it.
     """
@@ -135,6 +155,8 @@ class Precision:
         min_effective: float = estimators.FEW,
         tail_percentile: float = 50.0,
         processes: int = 1,
+        most_processes: int | None = None,
+        budget_seconds: float = 0.0,
         steady: Steady | None = None,
         steady_seconds: float = 120.0,
     ) -> None:
@@ -149,6 +171,8 @@ class Precision:
             ("min_seconds", min_seconds, 0, max_seconds),
             ("min_effective", min_effective, 0, _MOST_CALLS),
             ("processes", processes, 1, _MOST_PROCESSES),
+            ("most_processes", most_processes or processes, processes, _MOST_PROCESSES),
+            ("budget_seconds", budget_seconds, 0, _MOST_SECONDS),
             ("steady_seconds", steady_seconds, 0, _MOST_SECONDS),
         ):
             if not least <= value <= most:
@@ -165,6 +189,8 @@ class Precision:
         self.min_effective = min_effective
         self.tail_percentile = tail_percentile
         self.processes = processes
+        self.most_processes = most_processes or processes
+        self.budget_seconds = budget_seconds
         self.settling_seconds = 0.0 if steady is None else steady_seconds
 
     def begin(
@@ -178,6 +204,13 @@ class Precision:
     ) -> Monitor:
         return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds, of_rate=of_rate)
 
+    def shared_by(self, points: int) -> Precision:
+        shared = copy(self)
+        if self.budget_seconds and points:
+            share = measurements(points) / points
+            shared.min_seconds, shared.max_seconds = share * self.min_seconds, share * self.max_seconds
+        return shared
+
     def longest_seconds(self) -> float | None:
         return self.max_seconds + self.warmup_seconds
 
@@ -186,6 +219,7 @@ class Fixed:
     """Take a fixed number of warm-up calls and of measured calls."""
 
     settling_seconds = 0.0
+    epsilon, budget_seconds = None, 0.0
 
     def __init__(self, *, warmup: int = 10, measure: int = 20, processes: int = 1) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
@@ -197,7 +231,7 @@ class Fixed:
             raise UserError(f"stopping.processes={processes}: a number from 1 to {_MOST_PROCESSES}.")
         self.warmup_calls = warmup
         self.measure_calls = measure
-        self.processes = processes
+        self.processes = self.most_processes = processes
 
     def begin(
         self,
@@ -210,6 +244,9 @@ class Fixed:
     ) -> Monitor:
         """See `StoppingRule`; percentiles do not prolong a fixed measurement, and earlier work does not shorten it."""
         return _FixedMonitor(self, calls_per_sample, takes_turns)
+
+    def shared_by(self, points: int) -> Fixed:
+        return self
 
     def longest_seconds(self) -> float | None:
         return None
@@ -229,7 +266,8 @@ class _PrecisionMonitor:
         self._last_seconds = rule.max_seconds + max(rule.max_seconds, _OVERTIME_SECONDS)
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
-        self._samples_needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
+        needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
+        self._samples_needed = needed / rule.processes  # percentiles are those of the calls of all processes
         self._tail = max((p for p in percentiles if 50 < p <= rule.tail_percentile), default=None)
         self._met_before = False
         self._stretch = 1.0
@@ -307,9 +345,10 @@ class _PrecisionMonitor:
         tau = estimators.autocorrelation_time(used)
         if estimators.median_interval(used, tau).low is None:
             return True
-        if self._tail is None or growth * used.size < estimators.samples_needed(self._tail) * tau:
+        if self._tail is None:
             return False
-        return estimators.percentile_interval(used, self._tail, tau).low is None
+        needed = estimators.samples_needed(self._tail) / self._rule.processes * tau
+        return used.size < needed <= growth * used.size
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
         """Limit the samples of a block to the time and calls that are left, but take at least one."""

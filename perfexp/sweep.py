@@ -122,7 +122,6 @@ def timed_keys(
     *,
     precision: str,
     replicate: int,
-    anchored: bool = False,
     chosen: Mapping[str, Sequence[tuple[Size, int]]] | None = None,
 ) -> list[Key]:
     """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
@@ -132,7 +131,6 @@ def timed_keys(
     Args:
         pairs: sizes and batch sizes of each phase.
         replicate: number of processes.
-        anchored: whether processes after the first measure only a few of many points.
         chosen: points that the first process measures instead, chosen by earlier results.
     """
     _refuse_many(replicate, sum(map(len, pairs.values())))
@@ -147,7 +145,7 @@ def timed_keys(
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
         for number in range(replicate)
         for phases, of, first in groups
-        for size, batch in (first if not number else anchors(of) if anchored else of)
+        for size, batch in (of if number else first)
         for phase in phases
     ]
 

@@ -9,7 +9,7 @@ from perfexp import __version__
 from perfexp.comparison import comparability, device_summary, layer_differences, pairing
 from perfexp.comparison.comparability import Difference
 from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideFacts, Verdict
-from perfexp.comparison.measures import MEASURES, repeats
+from perfexp.comparison.measures import MEASURES, Measure, repeats
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
@@ -283,8 +283,12 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=tuple(one.is_estimate or (not measure.is_exact and one.error is None) for one in draft.figures),
+        estimated=(_is_estimate(baseline, measure), _is_estimate(other, measure)),
     )
+
+
+def _is_estimate(figure: Repeats, measure: Measure) -> bool:
+    return figure.is_estimate or (figure.error is None and not measure.is_exact)
 
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:

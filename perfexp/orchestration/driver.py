@@ -70,8 +70,10 @@ def measure(
                     in_all = sum(run.assignment.plan.processes for run in runs)
                     whole = Whole(None if turns else in_all, noun="process")
                     for run, replicate in (turns or rounds)(runs):
-                        if replicate is not None:
-                            run.assignment.whole, run.assignment.number = whole, whole.number + 1
+                        if replicate is not None and (turns or len(assignments) > 1):
+                            number = whole.number + 1
+                            whole.total = whole.total and max(whole.total, number)
+                            run.assignment.whole, run.assignment.number = whole, number
                         _measure(run, measure_here or partial(run.measure, replicate), runs, ended)
                 finally:
                     with interrupts.held():
@@ -109,21 +111,23 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
 
 
 def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
-    """One replicate of every run in each round, in a shuffled order; a single run as a whole."""
+    """One replicate of every run in each round, in a shuffled order, until all are precise; a single run as a whole."""
     if len(runs) == 1:
         yield runs[0], None
-        return
-    for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
-        for run in order(runs, replicate):
-            yield run, replicate
+    else:
+        for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
+            for run in order([run for run in runs if run.assignment.plan.processes > replicate], replicate):
+                yield run, replicate
+    while further := {run: number for run in runs if (number := run.further()) is not None}:
+        for run in order(list(further), max(further.values())):
+            yield run, further[run]
 
 
-def order(runs: Sequence[Run], replicate: int) -> list[Run]:
-    """Shuffle the runs that have a replicate of this number by their seed."""
-    chosen = [run for run in runs if run.assignment.plan.processes > replicate]
+def order(runs: list[Run], replicate: int) -> list[Run]:
+    """Shuffle runs by their seed."""
     seed = runs[0].assignment.plan.seed if runs else 0
-    random.Random(f"{seed} {replicate}").shuffle(chosen)
-    return chosen
+    random.Random(f"{seed} {replicate}").shuffle(runs)
+    return runs
 
 
 def _measure(run: Run, measure: Callable[[], None], runs: list[Run], ended: Ended) -> None:

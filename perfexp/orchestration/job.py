@@ -69,6 +69,7 @@ class Run:
         self._stack = ExitStack()
         self._is_announced = self._is_refused = False
         self._before: set[Key] = set()
+        self._measured: set[int] = set()
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
@@ -138,8 +139,14 @@ class Run:
             job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             for number in numbers:
                 supervisor.measure(job, number)
+                self._measured.add(number)
             if not job.replicates or job.replicates[-1] in numbers:
                 supervisor.profile(job)
+
+    def further(self) -> int | None:
+        """The number of another replicate that the results so far ask for; None if they are precise enough."""
+        self._job.extend()
+        return next((number for number in self._job.replicates if number not in self._measured), None)
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
@@ -226,7 +233,7 @@ def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
         imports=config.imports(assignment.plain),
         timeout_seconds=plan.timeout_seconds,
     )
-    if (plan.is_sparse or plan.shrinks or plan.seeks_batch) and job.profiler.times:
+    if (plan.is_sparse or plan.shrinks or plan.seeks_batch or plan.is_adaptive) and job.profiler.times:
         job.choose = _choice(plan, paths)
     _add_earlier_results(job)
     job.extend()
@@ -239,7 +246,7 @@ def _choice(plan: config.Plan, paths: RunPaths) -> Callable[[Sequence[Point]], s
     def choose(results: Sequence[Point]) -> supervisor.Chosen:
         nonlocal expected
         timed = plan.timed_keys(results)
-        if plan.seeks_batch and timed != expected:  # `perfexp status` counts the batch that was found
+        if (plan.seeks_batch or plan.is_adaptive) and timed != expected:  # `perfexp status` counts what was chosen
             write_expected(paths, plan, results)
             expected = timed
         return supervisor.Chosen(

@@ -12,7 +12,7 @@ from perfexp.host import untrusted
 from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Point, Status, points_from_lines, read_points
+from perfexp.records.record import LARGEST, Key, Point, Status, points_from_lines, read_points, without_replicate
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import measured_seconds
 from perfexp.summaries.wording import epoch_text, median_text
@@ -69,7 +69,7 @@ class ProgressRelay:
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)
         elif event["event"] == "done":
-            self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
+            self._progress.done(event["status"], self._result(point) if point else "")  # only the display knows why
 
     def _train(self, training: Point) -> None:
         """Show an epoch that has ended, and have it sent."""
@@ -94,6 +94,10 @@ class ProgressRelay:
         is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
-
-def _result(point: Point) -> str:
-    return median_text(summary.row([point], ())) if point.status is Status.OK else ""
+    def _result(self, point: Point) -> str:
+        """The median of a point by all processes so far."""
+        if point.status is not Status.OK:
+            return ""
+        key = without_replicate(point.key)
+        alike = [one for one in read_points(self._paths.points) if without_replicate(one.key) == key]
+        return median_text(summary.row(alike, ()))

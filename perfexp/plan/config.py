@@ -19,7 +19,7 @@ from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
-from perfexp.plan import model_settings, schema, sources
+from perfexp.plan import model_settings, process_count, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
 from perfexp.prediction import largest_batch
@@ -92,15 +92,32 @@ class Plan(PlanSchema):
 
     @property
     def processes(self) -> int:
-        """Number of processes that measure the times: `replicate`, or by default that of the stopping rule.
+        """Least number of processes that measure the times: `replicate`, or by default that of the stopping rule.
 
         Whole epochs, several ranks and profiled runs have one by default.
         """
         if self.replicate is not None:
             return self.replicate
-        if self.epochs or self.ranks > 1 or not self.profiler["_target_"].endswith(".NoProfiler"):
-            return 1
-        return int(self.stopping.get("processes", 1))  # as data: status counts the points of plans that are not trusted
+        # as data: status counts the points of plans that are not trusted
+        return int(self.stopping.get("processes", 1)) if self._repeats else 1
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether several processes measure by default."""
+        return not self.epochs and self.ranks == 1 and self.profiler["_target_"].endswith(".NoProfiler")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether further processes are added until the times are precise enough."""
+        least = self.processes
+        return self.replicate is None and 1 <= least < int(self.stopping.get("most_processes") or 0) and self._repeats
+
+    def processes_by(self, results: Collection[Point]) -> int:
+        """Number of processes that measure the times, by the results so far."""
+        if not (self.is_adaptive and results):
+            return self.processes
+
+        return process_count.wanted(results, build(self.stopping))
 
     @property
     def phases(self) -> list[str]:
@@ -110,7 +127,7 @@ class Plan(PlanSchema):
     @cached_property
     def point_seconds(self) -> float | None:
         """Estimated mean time of the timed points of all processes; None if the settings do not limit it."""
-        rule: StoppingRule = build(self.stopping)
+        rule = self.stopping_rule
         series_seconds = rule.longest_seconds()
         if series_seconds is None or self.epochs:
             return None
@@ -128,6 +145,12 @@ class Plan(PlanSchema):
         further = (energy + phases) * sum(key.replicate == 0 for key in keys) / len(keys)
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
         return float(rule.settling_seconds + series * series_seconds + further + ranks)
+
+    @cached_property
+    def stopping_rule(self) -> StoppingRule:
+        """The stopping rule of each point of a process."""
+        rule: StoppingRule = build(self.stopping)
+        return rule.shared_by(sum(key.replicate == 0 for key in self.timed_keys()))
 
     def config_dirs(self) -> list[Path]:
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
@@ -208,8 +231,7 @@ class Plan(PlanSchema):
             {phase: sweep.points(*of) for phase, of in sizes.items()},
             chosen=chosen,
             precision=self.precision.name,
-            replicate=self.processes,
-            anchored=self.replicate is None,
+            replicate=self.processes_by(results),
         )
         return [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
 

@@ -117,7 +117,7 @@ class PlanSchema:
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
     replicate: int | None = None
-    ttfp: bool = True
+    ttfp: bool = False
     epochs: int | None = None
     cache: Cache = Cache.warm
     seed: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -39,18 +40,22 @@ def shipped() -> dict[str, dict[str, Prior]]:
 
 
 def of_kind(kind: str | None) -> dict[str, Prior]:
-    """The priors of the package for a kind of device: those of a CPU, or of another one."""
+    """The fitted priors for a kind of device: those of a CPU, or of another one."""
     return shipped()["cpu" if kind == "cpu" else "cuda"]
+
+
+@cache
+def of_any(kind: str | None) -> dict[str, Prior]:
+    """The priors of a device of this kind of which nothing else is known."""
+    return {name: prior.on([]) for name, prior in of_kind(kind).items()}
 
 
 def of_record(record: Record) -> dict[str, Prior]:
     """The priors of a record by class: those that were known when it was measured, otherwise those of the package."""
-    return record.priors or {
-        name: prior.on([]) for name, prior in of_kind(record.environment.get("device", {}).get("kind")).items()
-    }
+    return record.priors or of_any(record.environment.get("device", {}).get("kind"))
 
 
-def find(priors: dict[str, Prior], figure: str, bound_by: str | None, *, is_forked: bool) -> Prior | None:
+def find(priors: Mapping[str, Prior], figure: str, bound_by: str | None, *, is_forked: bool) -> Prior | None:
     """Return the prior of a figure; a server is shared by processes that are forked from it."""
     name = class_of(figure, bound_by)
     prior = priors.get(name) or (priors.get("device") if name == "latency" else priors.get(HOST_BOUND))

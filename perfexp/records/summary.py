@@ -98,8 +98,10 @@ class Row:
         Points that one process measured have that process in common: only their calls differ.
         """
         one = self.figures.get(figure)
-        if one is None or self.processes > 1:
-            return one and one.interval
+        if one is None:
+            return None
+        if self.processes > 1:
+            return one.interval
         return around(one.mean, None if one.within is None else Z95 * math.sqrt(one.within))
 
     @property
@@ -172,7 +174,7 @@ def row(
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
     if known is None:
-        known = priors.of_kind("cuda" if "device_method" in first.facts else "cpu")
+        known = priors.of_any("cuda" if "device_method" in first.facts else "cpu")
     prior = partial(priors.find, known, bound_by=bound_by, is_forked=is_forked(first))
     times, figures, processes = {}, dict[str, Repeats](), {}
     for name in TIME_KINDS:
@@ -193,11 +195,14 @@ def row(
     kind = next(iter(times), None)
     doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
     for other in points[1:]:
-        known = {item.code for item in doubts}
+        before = {item.code for item in doubts}
         doubts += [
-            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in known
+            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in before
         ]
-    doubts += sampling.judge_processes(comparable(points, kind), kind) if kind else []
+    if kind and processes[kind] > 1:
+        doubts += sampling.judge_processes(comparable(points, kind), kind)
+        if times[kind].median.low is not None:  # the interval of their mean is what counts
+            doubts = [item for item in doubts if item.code != "too_few_samples"]
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import UTC, datetime
+
+import psutil
 
 from perfexp.host import fork_server
 from perfexp.records.messages import Events
@@ -15,6 +18,10 @@ from perfexp.records.record import Key, Point, Status, point_to_line
 _CLOCK = time.perf_counter_ns
 #: Modules whose forked processes never return to the worker.
 _HARMLESS = ("multiprocessing.popen_fork", "subprocess", "perfexp.host.forked")
+#: Whether this process has begun a point.
+_has_begun: list[bool] = []
+#: The time from the start of this process to its first point, until that has been appended.
+_start_seconds: list[float] = []
 #: Names of the modules that have forked this process since the point in progress began.
 _forks: list[str] = []
 
@@ -22,6 +29,9 @@ _forks: list[str] = []
 def begin(key: Key, emit: Events) -> None:
     """Report that the measurement of a point begins; forks before it do not count."""
     _forks.clear()
+    if not _has_begun:
+        _has_begun.append(True)
+        _start_seconds.append(max(datetime.now(UTC).timestamp() - psutil.Process().create_time(), 0.0))
     emit.point(key)
 
 
@@ -30,6 +40,8 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
     emit.end_copy()
     if fork_server.process_start is not None:
         point.facts["process_start"] = fork_server.process_start
+    if _start_seconds:
+        point.facts["start_seconds"] = round(_start_seconds.pop(), 3)
     if point.status is Status.OK and _forks:
         point.status = Status.FAILED
         point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"

@@ -221,7 +221,7 @@ class Workbench:
                 "device": self.device,
                 "data": self.data,
                 "modes": {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
-                "stopping": config.build(plan.stopping),
+                "stopping": plan.stopping_rule,
                 "algorithm": applied,
                 "percentiles": plan.percentiles,
                 "probes": {name: config.build(node) for name, node in plan.probe.items()},
