@@ -2,7 +2,7 @@
 
     python benchmarks/noise.py [--runs=300] [NAME…]
 
-Each run takes the three times of a call of 5 ms in three processes, 20 s apart, as `stopping=normal` does. For `device`
+Each run takes the three times of a call of 5 ms in five processes, 1.5 s apart, as `stopping=normal` does. For `device`
 and for samples/s: the share of runs whose 95 % interval holds the truth, the share with a diagnostic that names the
 cause (where there is no cause to name: with any diagnostic, which is false), the share with either, and the median
 half-width. Seeds are fixed.
@@ -29,7 +29,7 @@ from perfexp.records.record import Key, Point, Status
 from perfexp.records.summary import Row, row
 from perfexp.stopping import Precision
 
-CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 20.0, 3, 150.0
+CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 1.5, 5, 150.0
 #: Frequency of the simulated clock, and the relative standard deviation of a reading.
 CLOCK_HERTZ, CLOCK_NOISE = 1.98e9, 0.002
 #: Factor on a call's time, by the simulated time in seconds and the number of the process.
@@ -133,9 +133,16 @@ def thermal(rng: np.random.Generator) -> Noise:
     return factor
 
 
-def processes(rng: np.random.Generator) -> Noise:
-    effects = 1 + 0.01 * rng.standard_normal(PROCESSES)
-    return lambda t, process: float(effects[process]) * (1 + 0.002 * rng.standard_normal())
+def processes(deviation: float, tails: float = np.inf) -> Source:
+    """Processes that differ by this, with tails of Student's t of so many degrees."""
+
+    def begin(rng: np.random.Generator) -> Noise:
+        effects = 1 + deviation * (
+            rng.standard_t(tails, PROCESSES) if tails < np.inf else rng.standard_normal(PROCESSES)
+        )
+        return lambda t, process: float(effects[process]) * (1 + 0.002 * rng.standard_normal())
+
+    return begin
 
 
 #: Noise, true median of `device` and true mean of the loop in units of the call, and warnings that name the cause.
@@ -148,14 +155,16 @@ NOISES: dict[str, tuple[Source, float, float, tuple[str, ...]]] = {
     "batched arrivals": (arrivals, 1.0009, 1.3, ()),
     "two clocks, 0.5 s": (clock_states(0.5), 1.015, 1.015, ("drift", "clock_moved")),
     "two clocks, 5 s": (clock_states(5.0), 1.015, 1.015, ("drift", "clock_moved", "processes_differ")),
-    "1/f 1 %": (pink, 1.0, 1.0, ("drift",)),
-    "thermal, 20 s": (thermal, 1.03, 1.03, ("drift",)),
-    "processes 1 %": (processes, 1.0, 1.0, ("processes_differ",)),
+    "1/f 1 %": (pink, 1.0, 1.0, ("drift", "processes_drift")),
+    "thermal, 20 s": (thermal, 1.03, 1.03, ("drift", "processes_drift")),
+    "processes 0.3 %": (processes(0.003), 1.0, 1.0, ("processes_differ",)),
+    "processes 1 %": (processes(0.01), 1.0, 1.0, ("processes_differ",)),
+    "processes 1 %, heavy-tailed": (processes(0.01, tails=3.0), 1.0, 1.0, ("processes_differ",)),
 }
 
 
 def run(source: Source, seed: int) -> Row:
-    """The result of one run of three processes."""
+    """The result of one run of five processes."""
     noise, begun_seconds, points = source(np.random.default_rng(seed)), 0.0, []
     for number in range(PROCESSES):
         device = _Device(noise, begun_seconds)
@@ -165,7 +174,15 @@ def run(source: Source, seed: int) -> Row:
 
         key = Key(phase="inference", input_size=(224, 224), batch_size=1, precision="fp32", replicate=number)
         point = Point(key=key, status=Status.OK)
-        rule = Precision(epsilon=0.01, min_seconds=1.0, max_seconds=5.0, tail_percentile=95.0)
+        rule = Precision(
+            epsilon=0.01,
+            min_seconds=0.2,
+            max_seconds=0.5,
+            warmup_seconds=0.2,
+            min_calls=10,
+            processes=PROCESSES,
+            tail_percentile=95.0,
+        )
         Times(device=device, stopping=rule, percentiles=(50.0,), cache=Cache.warm, progress=lambda _: None).whole(
             point, call, on_device=True
         )

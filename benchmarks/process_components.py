@@ -3,6 +3,7 @@
     python benchmarks/process_components.py            # the fit of process_medians.json
     python benchmarks/process_components.py --write    # writes it into the package
     python benchmarks/process_components.py --add DIR  # adds the figures of runs of several processes
+    python benchmarks/process_components.py --plot docs/static/process_priors.svg
 
 process_medians.json has a cell per model, phase and batch size: the medians of its processes, in seconds, and their
 peaks of memory, in bytes. Each class of figure gets the scale s₀ and the degrees ν₀ of the scaled F distribution that
@@ -28,7 +29,7 @@ from scipy import optimize, stats
 from perfexp.records import priors
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.statistics.moderated import Prior, Repeats
+from perfexp.statistics.moderated import Component, Prior, Repeats
 
 CELLS = Path(__file__).with_name("process_medians.json")
 #: Published records, most of them of several runs.
@@ -43,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--add", type=Path, metavar="DIR")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     cells = json.loads(CELLS.read_text())
     if arguments.add:
@@ -53,6 +55,8 @@ def main() -> None:
         return
     cells += [cell for file in sorted(RECORDS.glob("*.json.xz")) for cell in of_file(file)]
     fitted = {kind: fits([cell for cell in cells if cell["kind"] == kind]) for kind in ("cuda", "cpu")}
+    if arguments.plot:
+        plot(cells, fitted, arguments.plot)
     if arguments.write:
         content = {
             kind: {name: msgspec.to_builtins(one) for name, one in of_kind.items()} for kind, of_kind in fitted.items()
@@ -63,6 +67,28 @@ def main() -> None:
         for name, one in of_kind.items():
             server = f"{math.sqrt(one.server):13.2%}" if one.server else ""
             print(f"{kind:5}{name:13} {one.cells:5} {math.sqrt(one.variance):8.3%} {one.degrees:8.2f} {server}")
+
+
+def plot(cells: list[dict], fitted: dict[str, dict[str, Prior]], file: Path) -> None:
+    """Draw the standard deviation of each figure, and what is typical of its class."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    names = [(kind, name) for kind, of_kind in fitted.items() for name in of_kind]
+    for place, (kind, name) in enumerate(names):
+        members = classes([cell for cell in cells if cell["kind"] == kind])[name]
+        spreads = [100 * math.sqrt(max(one.variance, FLOOR**2)) for _, _, values in members if (one := own(values))]
+        axes.plot(np.sort(spreads), place + np.linspace(-0.32, 0.32, len(spreads)), ".", color="#0072B2", markersize=4)
+        axes.plot([100 * math.sqrt(fitted[kind][name].variance)] * 2, [place - 0.4, place + 0.4], color="black")
+    axes.set_yticks(range(len(names)), [f"{kind} {name} ({fitted[kind][name].cells})" for kind, name in names])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("standard deviation between processes, %; lines: typical of the class")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, metadata={"Date": None})
 
 
 def of_file(file: Path) -> Iterator[dict]:
@@ -106,17 +132,26 @@ def of_record(record: Record, name: str) -> Iterator[dict]:
             }
 
 
-def fits(cells: list[dict]) -> dict[str, Prior]:
-    """The prior of each class of figure."""
+def classes(cells: list[dict]) -> dict[str, list[tuple[dict, str, tuple[float, ...]]]]:
+    """The figures of each class: cell, name and values of the processes."""
     groups: dict[str, list[tuple[dict, str, tuple[float, ...]]]] = defaultdict(list)
     for cell in cells:
         for name, values in {**cell["seconds"], "memory": cell.get("bytes", [])}.items():
             if len(values) > 1:
                 groups[priors.class_of(name, cell["bound_by"])].append((cell, name, tuple(values)))
+    return groups
+
+
+def own(values: tuple[float, ...]) -> Component | None:
+    """The variance between the processes of a figure."""
+    return Repeats(values=values).own
+
+
+def fits(cells: list[dict]) -> dict[str, Prior]:
+    """The prior of each class of figure."""
     found = {}
-    for name, members in sorted(groups.items()):
-        components = [component for *_, values in members if (component := Repeats(values=values).component)]
-        variance, degrees = fit([(one.variance, one.degrees) for one in components])
+    for name, members in sorted(classes(cells).items()):
+        variance, degrees = fit([(one.variance, one.degrees) for *_, values in members if (one := own(values))])
         found[name] = Prior(
             variance=float(f"{variance:.3g}"),
             degrees=float(f"{degrees:.3g}"),

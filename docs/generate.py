@@ -180,7 +180,7 @@ def _type_text(kind: Any) -> str:
         return "any"
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        inner = [_type_text(each) for each in arguments if each is not type(None)]
+        inner = [_type_text(each) for each in arguments if each not in (type(None), msgspec.UnsetType)]
         return " or ".join([*inner, *(["null"] if type(None) in arguments else [])])
     if typing.get_origin(kind) is list:
         return f"list of {_type_text(arguments[0])}"

@@ -14,7 +14,7 @@ from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, read_points
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
-FIRST = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+FIRST = ("model=fake", "gpu=fake", "tracking=none", "ttfp=true", "stopping=fixed")
 
 
 def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path):

@@ -12,7 +12,7 @@ from perfexp.plan import plan_fields
 from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
-FIRST = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+FIRST = ("model=fake", "gpu=fake", "tracking=none", "ttfp=true", "stopping=fixed")
 
 
 def test_repeating_the_command_measures_only_what_is_missing(run):

@@ -35,8 +35,6 @@ from perfexp.statistics import sequential
 _SET_BY = {"replicate": "the command: it measures until a verdict"}
 #: Keys that both variants share, so that COMMON sets them.
 _COMMON = dict.fromkeys(("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants")
-#: Defaults, which overrides replace: cold starts would double the number of processes.
-_DEFAULTS = {"ttfp": "false"}
 #: Exit codes if a tracker did not accept a record, and after an interrupt.
 _NOT_SENT, _INTERRUPTED = 3, 130
 
@@ -57,7 +55,7 @@ def ab(
 ) -> None:
     """Measure two variants in several processes, A B B A …, until it is decided which one is faster, or that none is.
 
-    After each pair of processes, from the third on, the runs are compared as `perfexp compare DIR` does. The levels
+    After each pair of processes, from the second on, the runs are compared as `perfexp compare DIR` does. The levels
     of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
     the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues, with
     the same --margin, --fdr, --metric and --allow: choosing them by the results would void the levels.
@@ -137,7 +135,7 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
     keys = {key_of(text) for text in own}
     both = [text for text in overrides if key_of(text) not in keys]
     keys |= {key_of(text) for text in both}
-    return [*(f"{key}={value}" for key, value in _DEFAULTS.items() if key not in keys), *both, *own]
+    return [*both, *own]
 
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:

@@ -49,6 +49,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "{changes}",
         "raise stopping.steady_seconds, and check what else changes on the machine",
     ),
+    "processes_drift": _warning(
+        "from each of {processes} processes to the next the median moved in one direction, by {relative:+.1%} in all",
+        "use stopping=publish, which waits for a steady device, and check what else changes on the machine",
+    ),
     "processes_differ": _note(
         "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
         "calls do not show; the interval includes it",

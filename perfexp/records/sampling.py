@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import first_median_interval, summary_of
+from perfexp.records.point_times import first_median, first_median_interval, summary_of
 from perfexp.records.record import Point
 from perfexp.statistics import estimators
 from perfexp.statistics.moderated import Repeats
 
 #: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
 _PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
+#: Processes whose medians all move in one direction by chance in fewer than 2 % of cases, and least such change.
+_TREND_PROCESSES, _TREND_FLOOR = 5, 0.005
 #: Ratio of a process's median to that of the others, or its inverse, from which the process is named in a warning.
 _PROCESS_APART = 1.5
 #: Advice on getting more samples, by the reason for which a block ended.
@@ -47,10 +50,25 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
 
 
 def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    """A diagnostic if medians of processes differ by more than their calls explain.
+    """Diagnostics if medians of processes differ by more than their calls explain, or move in one direction.
 
-    It names a process that is far off, if the others are not far from each other.
+    One names a process that is far off, if the others are not far from each other.
     """
+    return [*_trend(processes, kind), *_differences(processes, kind)]
+
+
+def _trend(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
+    medians = [first_median(point, kind) or 0.0 for point in sorted(processes, key=lambda point: point.key.replicate)]
+    steps = {math.copysign(1, later - earlier) if later != earlier else 0 for earlier, later in pairwise(medians)}
+    if len(medians) < _TREND_PROCESSES or not min(medians) or steps not in ({1}, {-1}):
+        return []
+    relative = medians[-1] / medians[0] - 1
+    if abs(relative) < _TREND_FLOOR:
+        return []
+    return [diagnostics.make("processes_drift", processes=len(medians), relative=relative)]
+
+
+def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     found = {point.key.replicate: first_median_interval(point, kind) for point in processes}
     intervals = {number: interval for number, interval in found.items() if interval and interval.value > 0}
     values = {number: interval.value for number, interval in intervals.items()}

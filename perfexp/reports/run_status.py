@@ -19,8 +19,9 @@ from perfexp.records.record import Key, Point, Seconds, Status, is_layers, point
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import Subject, one_line, subject
 
-#: Seconds until a worker has loaded torch and the model, and of a cold start.
-_LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
+#: Seconds until torch has been imported, until a process that is forked then has made its first call, and of a cold
+#: start.
+_IMPORT_SECONDS, _START_SECONDS, _COLD_START_SECONDS = 5.0, 1.5, 5.0
 #: Seconds of timing a point's layers, and of a profile.
 _LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
 
@@ -67,7 +68,7 @@ def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | 
         return None
     workers = len({key.replicate for key in timed}) + len({key.replicate for key in layers})
     return (
-        workers * _LOADING_SECONDS
+        (_IMPORT_SECONDS + workers * _START_SECONDS if workers else 0.0)
         + len(timed) * (point_seconds or 0.0)
         + (len(left) - len(timed) - len(layers) - num_profiles) * _COLD_START_SECONDS
         + len(layers) * _LAYERS_SECONDS

@@ -10,7 +10,7 @@ import numpy as np
 from perfexp.statistics.distributions import ALPHA
 
 #: Processes of each side at the first and at the last look; there is one look after each pair between them.
-LEAST, MOST = 3, 32
+LEAST, MOST = 2, 32
 #: Nodes of the density between two boundaries, and steps of the bisection.
 _NODES, _STEPS = 401, 50
 

@@ -26,7 +26,18 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 _UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
 #: Index of the figure in a message that says how bad a diagnostic is, by code; those of other codes are not compared.
 _PLACES = {
-    **dict.fromkeys(("drift", "process_apart", "scaling_unexpected", "rate_falls", "phases_disagree", "busy_host"), 0),
+    **dict.fromkeys(
+        (
+            "drift",
+            "processes_drift",
+            "process_apart",
+            "scaling_unexpected",
+            "rate_falls",
+            "phases_disagree",
+            "busy_host",
+        ),
+        0,
+    ),
     **dict.fromkeys(("launch_bound", "device_idle", "queue_starved", "clock_moved", "throttled", "ranks_disagree"), 0),
     **dict.fromkeys(("algorithm_fallback", "above_the_ceiling", "layers_unattributed", "choice_slower"), 0),
     "multi_gpu_slower": 1,

@@ -55,20 +55,20 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert "two variants in turn\n  A model.base_seconds=1e-3\n  B model.base_seconds=1.1e-3\n" in out
-    assert "3 processes of each: device B/A 1.0" in out
+    assert "2 processes of each: device B/A 1.0" in out
     assert out.count("▼ SLOWER") >= 3  # of the look, in the table of the sweep, and of the comparison
     one, two = folders(here)
     points = [
         (point.started, folder.name[0]) for folder in (one, two) for point in read_points(folder / "points.jsonl")
     ]
-    assert "".join(name for _, name in sorted(points)) == "011001"
+    assert "".join(name for _, name in sorted(points)) == "0110"
     for folder in (one, two):
         record = Record.load(folder)
-        assert (record.status, record.plan["replicate"]) == (Status.OK, 3)
-        assert record.sweep.level == sequential.level(3)
+        assert (record.status, record.plan["replicate"]) == (Status.OK, 2)
+        assert record.sweep.level == sequential.level(2)
         assert {point.key.phase for point in record.points} == {"inference"}  # no cold starts
     found = compared(capsys, "x")
-    assert found["sides"][1]["level"] == sequential.level(3)
+    assert found["sides"][1]["level"] == sequential.level(2)
     assert {pair["word"] for pair in found["pairs"] if pair["measure"] == "device"} == {"SLOWER"}
     assert compared(capsys, str(one), str(two))["pairs"] == found["pairs"]
 
@@ -90,7 +90,7 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     options = ("--margin", "0.1%", "--metric", "device")
     code, out, _ = measured(capsys, *identical, *options, "--max-seconds", "0")
     assert code == 0
-    assert "no intervals before 3 processes of each side" in out
+    assert "no intervals before 2 processes of each side" in out
     assert [Record.load(folder).sweep.level for folder in folders(here)] == [0.0, 0.0]
     monkeypatch.setattr(sequential, "MOST", 4)
     for other, keys in (
