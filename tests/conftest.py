@@ -39,6 +39,7 @@ from perfexp.records.record import (
 )
 from perfexp.reports import run_files
 from tests import composing, rotation, undrawn
+from tests.sinks.builders import ALIKE
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -315,6 +316,7 @@ def make_record() -> MakeRecord:
         ]
         defaults: dict[str, Any] = {
             "name": "resnet50-default-inference",
+            "priors": ALIKE,
             "perfexp_version": "0.1.0",
             "status": overall_status(points),
             "started": "2026-03-01T10:00:00+00:00",

@@ -145,6 +145,8 @@ class Run:
 
     def further(self) -> int | None:
         """The number of another replicate that the results so far ask for; None if they are precise enough."""
+        if not self.assignment.plan.is_adaptive:
+            return None
         self._job.extend()
         return next((number for number in self._job.replicates if number not in self._measured), None)
 

@@ -25,6 +25,7 @@ from perfexp.reports.console import Console
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
+from tests.sinks.builders import ALIKE
 
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {
@@ -61,6 +62,7 @@ PLAN = {
 def made(points=(FLAT,), *, plan=None, environment=None, seed=0):
     """A record of an H200, with other values at dotted places of its plan and its environment."""
     found = record(f"run {seed}", points, np.random.default_rng(seed))
+    found.priors = ALIKE
     found.plan, found.environment = json.loads(json.dumps(PLAN)), json.loads(json.dumps(ENVIRONMENT))
     for tree, changes in ((found.plan, plan), (found.environment, environment)):
         for place, value in (changes or {}).items():
@@ -288,7 +290,8 @@ def test_single_figures_are_compared_in_their_own_words(compared):
     found = {pair["measure"]: pair for pair in compared(one, other)["pairs"]}
     assert found.keys() == {"device", "memory", "energy"}
     assert found["memory"]["ratio"] == pytest.approx(0.5)
-    assert (found["memory"]["low"], found["memory"]["word"]) == (None, "UNDECIDED")
+    assert (found["memory"]["word"], found["energy"]["word"]) == ("LESS", "UNDECIDED")
+    assert found["energy"]["low"] is None
 
 
 def with_accuracy(side, *values):
@@ -342,7 +345,7 @@ def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("processes", "decided_by", "words"),
     [
-        (1, (), "with 1 process of each side: intervals need 3"),
+        (1, (), "with 1 process of each side: intervals need 2"),
         (4, (), "perfexp ab ended when device was decided; for a verdict on another measure start a new perfexp ab"),
         (4, ("latency",), "a longer --max-seconds, which goes on while latency is undecided; for"),
         (4, ("p95",), "which goes on while the measure that it decides by (--metric) is undecided; for"),

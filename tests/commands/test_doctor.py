@@ -102,7 +102,10 @@ def quiet_machine():
         },
         "gpu_files": doctor._gpu_files(None),
         "locks": {"cpu": None},
-        "selfcheck": {"sentence": "Latency varies.", "name": "resnet18", "ended": "2026-05-17T12:00:00+00:00"},
+        "processes": {
+            "host-bound": {"spread": 0.051, "measurements": 12},
+            "memory": {"spread": 0.1, "measurements": 0},
+        },
     }
 
 
@@ -314,9 +317,10 @@ def test_torch_that_can_not_be_imported_is_told_once(quiet_machine):
     assert not_ok(quiet_machine) == {"torch": "fail", "gpu=auto": "fail"}
 
 
-def test_the_last_selfcheck_of_the_device_is_shown_or_recommended(quiet_machine):
-    assert verdicts(quiet_machine)["repeatability"] == ("ok", "Latency varies. (resnet18, 2026-05-17) → ")
-    quiet_machine["selfcheck"] = None
+def test_how_much_processes_differ_is_shown_or_a_selfcheck_recommended(quiet_machine):
+    spreads = "typical spread between processes, by so many measurements: host-bound 5.1% (12) → "
+    assert verdicts(quiet_machine)["repeatability"] == ("ok", spreads)
+    quiet_machine["processes"]["host-bound"]["measurements"] = 0
     assert not_ok(quiet_machine) == {"repeatability": "missing"}
     assert "perfexp selfcheck" in verdicts(quiet_machine)["repeatability"][1]
     assert "repeatability" not in verdicts(quiet_machine, "fake")

@@ -88,16 +88,8 @@ def test_the_digits_show_the_interval(low, high, shown):
     value = Interval(value=0.0524, low=low, high=high)
     curve = SimpleNamespace(about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device")
     predicted = Predicted(pair=pair, source=MEASURED, value=value, nearest=pair)
-    for curve.of_one_process, source in ((frozenset(), "measured"), (frozenset({pair}), "measured in one process")):
-        text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
-        assert text == f"device {shown}, {source} (NVIDIA H100, out)"
-
-
-def test_an_interval_over_processes_is_not_of_one(finished):
-    settings = (*(word for word in SPARSE if not word.startswith("sweep=")), "replicate=2")
-    [curve] = [one for one in find_curves([finished(*settings).root]) if one.quantity == "time"]
-    assert curve.values.keys() == {((224, 224), 1)}
-    assert not curve.of_one_process
+    text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
+    assert text == f"device {shown}, measured (NVIDIA H100, out)"
 
 
 @pytest.mark.slow
@@ -111,7 +103,7 @@ def test_other_plans_have_no_time_here(predict, finished):
 
 def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finished):
     _, printed, _ = predict(*FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root)
-    assert "measured in one process (" in printed
+    assert "measured (" in printed
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,15 @@ def test_what_is_all_done_is_said_so_with_exit_code_0(plan, tmp_path, capsys):
 def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(plan, tmp_path, capsys):
     leave(tmp_path / "run", plan, statuses=[Status.OK] * 5 + [Status.OOM] * 2 + [Status.TIMEOUT])
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~65 s left" in capsys.readouterr().out
+    assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~66 s left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~3 min 45 s left"),
-        (["gpu=cpu"], ", ~16 s left"),
-        (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~28 s left"),
+        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~31 s left"),
+        (["gpu=cpu"], ", ~7.2 s left"),
+        (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~16 s left"),
         (["stopping=fixed"], ""),
         (["mode=train", "epochs=1"], ""),
     ],
@@ -122,7 +122,7 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     with (folder / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         assert commands.run(["status", str(tmp_path)]) == 1
-        assert "9/10 done, 1 missing, running, ~35 s left" in capsys.readouterr().out
+        assert "9/10 done, 1 missing, running, ~36 s left" in capsys.readouterr().out
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "running" not in capsys.readouterr().out
     (folder / "run.log").unlink()
@@ -163,7 +163,7 @@ def test_runs_that_share_a_cell_are_added_up_and_folders_are_told_apart(plan, tm
     assert commands.run(["status", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(tmp_path / "a")
-    assert "14/20 done, 6 missing, ~3 min 05 s left" in lines[2]
+    assert "14/20 done, 6 missing, ~3 min 06 s left" in lines[2]
     assert lines[3] == str(tmp_path / "b")
     assert lines[-1].startswith("in all: 24/30 done, 6 missing")
 
@@ -383,10 +383,10 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:] == [
         f"{tmp_path / 's'}: sweep over axes, 1 of 4 runs have ended",
-        "  model    default                                  gemm",
-        "  alexnet  10/10 done                               5/10 done, 5 missing, ~2 min 35 s left",
-        "  vgg16    0/10 done, 10 missing, ~3 min 45 s left  0/10 done, 10 missing, ~3 min 45 s left",
-        "in all: 25/50 done, 25 missing, ~10 min 05 s left",
+        "  model    default                            gemm",
+        "  alexnet  10/10 done                         5/10 done, 5 missing, ~2 min 36 s left",
+        "  vgg16    0/10 done, 10 missing, ~31 s left  0/10 done, 10 missing, ~31 s left",
+        "in all: 25/50 done, 25 missing, ~3 min 38 s left",
     ]
 
 
@@ -444,10 +444,10 @@ def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):
     assert commands.run(["status", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("~")[2] for line in lines if line.endswith(" left")] == [
-        "7.0 s left",  # as the others of the same run, and loading
-        "25 s left",  # as all there are
-        "1 min 50 s left",  # two as the others of the same run, ten as all that measure the same
-        "2 min 22 s left",
+        "8.5 s left",  # as the others of the same run, and loading
+        "26 s left",  # as all there are
+        "1 min 52 s left",  # two as the others of the same run, ten as all that measure the same
+        "2 min 28 s left",
     ]
 
 

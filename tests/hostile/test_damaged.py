@@ -81,7 +81,8 @@ def test_a_damaged_record_is_used_or_refused_in_one_line(source, tmp_path, monke
     [
         *((("schema_version",), 0), (("points", 0, "series", 0, "samples"), [-1.0])),
         *((("points", 0, "series", 0, "unit"), "ms"), (("points", 0, "series", 0, "samples"), [1e308] * 9)),
-        *((("earlier", 0, "runs"), []), (("earlier", 0, "runs"), [[]]), (("points", 0, "metrics", 0, "value"), 1e308)),
+        *((("priors",), {"device": {"variance": -1.0, "degrees": 1.0}}), (("points", 0, "metrics", 0, "value"), 1e308)),
+        (("priors",), {"device": {"variance": 1e-4, "degrees": 0.0}}),
         *((("points", 0, "key", "batch_size"), -1), (("points", 0, "key", "input_size"), [0, 1])),
         (("points", 0, "facts", "layers"), {"lines": 0}),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, Stop, SweepMembership, overall_status
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.statistics.moderated import Prior
 
 PLAN: dict[str, Any] = {
     "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},
@@ -24,6 +25,10 @@ ENVIRONMENT: dict[str, Any] = {
     "packages": {"torch": "2.11.0", "numpy": "2.3.0"},
     "git": {"commit": "0123abc", "dirty": True},
 }
+
+
+#: Processes of a machine on which they do not differ, so that an interval is that of the calls.
+ALIKE = dict.fromkeys(("device", "latency", "rate", "host-bound", "memory"), Prior(variance=1e-12, degrees=1e6))
 
 
 class Builder:
@@ -128,6 +133,7 @@ class Builder:
                 "plan_hash": "f" * 64,
                 "environment": ENVIRONMENT,
                 "points": list(points),
+                "priors": ALIKE,
                 **extra,
             }
         )

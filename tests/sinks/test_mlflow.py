@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records.record import Artifact, Epoch, Metric, Status, Stop, SweepMembership
-from perfexp.records.summary import rows
+from perfexp.records.record import Artifact, Epoch, Metric, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.summaries.wording import row_rate_text
 from perfexp.tracking import mlflow_sink, payload, sender
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
@@ -203,20 +201,6 @@ def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_rec
 def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
     assert len(payload.of_run(make_record(sizes=range(32, 96)), tmp_path).children) == 64
     assert payload.of_run(make_record(sizes=range(32, 97)), tmp_path).children == []
-
-
-def test_the_description_has_the_interval_of_the_rate_and_marks_it_as_the_console_does(make_record, tmp_path):
-    record = make_record(calls=16)
-    for point in record.points:
-        for series in point.series:
-            series.samples[-16:] = [0.1 + 0.02 * (7 * index % 16) for index in range(16)]
-            series.stop = Stop(reason="max_seconds", target=0.01, achieved=0.2)
-    [row] = rows(record)
-    run = payload.of_run(record, tmp_path)
-    rate = row_rate_text(row)
-    assert re.fullmatch(r"≈ [\d.]+ (± \d+ %|\([\d.]+ … [\d.]+\))", rate)
-    assert f", {rate} samples/s" in run.note.replace("\\", "")
-    assert "throughput/samples_per_second" in run.tags["perfexp.estimated_metrics"].split(", ")
 
 
 def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(make_record, tmp_path):

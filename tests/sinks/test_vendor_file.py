@@ -28,7 +28,9 @@ def measured(tmp_path, monkeypatch):
 
 
 def test_figures_have_the_units_of_their_names_and_the_record_is_inside(measured):
-    [folder] = measured("run", **{"export.vendor_json": "true", "mode": "train_inference", "batch_size": 4})
+    [folder] = measured(
+        "run", **{"export.vendor_json": "true", "mode": "train_inference", "batch_size": 4, "ttfp": "true"}
+    )
     [file] = folder.glob("benchmark_*.json")
     record = Record.load(folder)
     assert file.name == f"benchmark_fake_{record.started[:19].replace('-', '').replace(':', '').replace('T', '-')}.json"

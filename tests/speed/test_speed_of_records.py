@@ -157,7 +157,7 @@ def test_the_interval_of_the_figure_is_that_of_the_mean_turned_round(make_record
     (speed,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path)
     point = timed_point(224, 2, "train")
     time = mean_interval(point.series[0].measured)
-    assert (speed.interval.low, speed.interval.high) == pytest.approx((2 / time.high, 2 / time.low))
+    assert (speed.interval.low, speed.interval.high) == pytest.approx((2 / time.high, 2 / time.low), rel=1e-5)
     assert speed.interval.value == speed.images_per_second
 
 
