@@ -29,7 +29,8 @@ from scipy import optimize, stats
 from perfexp.records import priors
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.statistics.moderated import Component, Prior, Repeats
+from perfexp.statistics.moderated import Component, Repeats
+from perfexp.statistics.prior import Prior
 
 CELLS = Path(__file__).with_name("process_medians.json")
 #: Published records, most of them of several runs.

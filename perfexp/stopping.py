@@ -36,7 +36,7 @@ _MOST_SECONDS = 1_000_000_000
 
 
 def measurements(points: int) -> float:
-    """Return for how many measurements a run of so many points has time: many points share a budget."""
+    """Return how many budgets a run has, by the number of its points: many of them share one."""
     return max(min(points, _FEW_POINTS), points * _SHARE)
 
 
@@ -107,7 +107,7 @@ class StoppingRule(Protocol):
         """
 
     def shared_by(self, points: int) -> StoppingRule:
-        """Return the rule of each of so many points, whose series are shorter where they share a budget."""
+        """Return the rule of one of several points, whose series are shorter where they share a budget."""
 
     def longest_seconds(self) -> float | None:
         """Return about how long a series takes, overtime excluded; None if only its calls are limited."""

@@ -50,8 +50,8 @@ SILENCE_SECONDS, TORCH_SILENCE_SECONDS = 3, 20
 FINAL = {Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED}
 
 COMMON = ("tracking=none", "stopping=fixed", "output_dir=run")
-FAKE = ("model=fake", "gpu=fake", "stopping.measure=300")
-TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "execution.threads=1")
+FAKE = ("model=fake", "gpu=fake", "ttfp=true", "stopping.measure=300")
+TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "ttfp=true", "execution.threads=1")
 FEW_CALLS = ("stopping.warmup=1", "stopping.measure=3")
 
 

@@ -373,7 +373,7 @@ def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widt
 
 
 @pytest.mark.parametrize(
-    ("width", "ratio", "word"), [(0.01, 1.01, "UNDECIDED"), (0.01, 2.0, "MORE"), (0.3, 2.0, "UNDECIDED")]
+    ("width", "ratio", "word"), [(0.01, 1.01, "UNDECIDED"), (0.01, 2.0, "MORE"), (0.3, 1.5, "UNDECIDED")]
 )
 def test_energy_of_one_process_is_decided_where_its_windows_and_other_processes_allow(width, ratio, word):
     sides = [

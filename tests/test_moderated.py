@@ -9,7 +9,8 @@ from scipy import special, stats
 from perfexp.records import priors
 from perfexp.statistics import ratios
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Component, Prior, Repeats, geometric_mean, pooled
+from perfexp.statistics.moderated import Component, Repeats, geometric_mean, pooled
+from perfexp.statistics.prior import Prior
 
 PRIOR = Prior(variance=1e-4, degrees=3.0)
 

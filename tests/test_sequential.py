@@ -12,7 +12,7 @@ from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
-from perfexp.records.record import EarlierTime, SweepMembership
+from perfexp.records.record import SweepMembership
 from perfexp.statistics import sequential
 from perfexp.statistics.sequential import LEAST, MOST, level
 
@@ -63,7 +63,7 @@ def test_looking_after_each_pair_does_not_make_false_verdicts_frequent():
     assert np.any([p <= 0.05 for p in p_values], axis=0).mean() > 0.2
 
 
-def both(count, run_level, *, other="ab", earlier=()):
+def both(count, run_level, *, other="ab"):
     """Two runs of a few processes each, 3 % apart."""
     rng, made = np.random.default_rng(3), []
     for number, ratio in enumerate((1.0, 0.97)):
@@ -71,9 +71,6 @@ def both(count, run_level, *, other="ab", earlier=()):
             ["one", "two"][number], [[ratio * np.exp(0.005 * rng.standard_normal()) for _ in range(count)]], rng
         )
         one.sweep = SweepMembership(uid=("ab", other)[number], job=number, level=run_level)
-        if earlier:
-            runs = [[(5e-3 * factor,) * 2] * 3 for factor in earlier]
-            one.earlier = [EarlierTime(key=one.points[0].key, time="device", runs=runs)]
         made.append(one)
     return made
 
@@ -89,18 +86,18 @@ def test_a_verdict_needs_the_level_of_its_look_and_the_interval_has_its_confiden
 
 
 def test_before_the_first_look_nothing_is_decided():
-    [pair] = judged(*both(2, level(2)))
+    [pair] = judged(*both(1, level(1)))
     assert (pair.verdict, pair.low, pair.p) == (Verdict.UNDECIDED, None, 1.0)
 
 
 @pytest.mark.parametrize(
     ("count", "note"),
-    [(2, "a longer --max-seconds to continue"), (MOST, f"after {MOST} processes of each side, the most")],
+    [(1, "a longer --max-seconds to continue"), (MOST, f"after {MOST} processes of each side, the most")],
 )
 def test_the_table_names_the_confidence_and_what_would_decide(count, note):
     made = both(count, level(count) and 1e-15)
     compared = judging.compare([Side.of(one.name, one.name, [one]) for one in made], Settings(margin=0.031))
     text = "\n".join([*comparison_table.header(compared), *comparison_table.grid(compared, compared.sides[1]).notes])
     assert note in text
-    assert "no intervals before 3 processes" in text if count == 2 else "100 % intervals at this look" in text
+    assert "no intervals before 2 processes" in text if count == 1 else "100 % intervals at this look" in text
     assert sequential.level(count) == compared.sides[1].level or count == MOST

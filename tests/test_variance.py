@@ -1,4 +1,4 @@
-"""Levels of variance, detectable differences and pooled components: simulations with known truth."""
+"""Several processes together, and detectable differences."""
 
 import math
 
@@ -9,58 +9,6 @@ from scipy import stats
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Component, geometric_mean
-
-
-def simulated(generator, *, processes, blocks, calls, outliers=0.0):
-    """Ten processes of five to eight blocks of ten to sixty calls around 10 ms, with these standard deviations."""
-    made = []
-    for _ in range(10):
-        level = generator.normal(0, processes)
-        made.append([])
-        for _ in range(generator.integers(5, 9)):
-            logs = level + generator.normal(0, blocks) + generator.normal(0, calls, generator.integers(10, 61))
-            logs += (generator.random(logs.size) < outliers) * generator.exponential(1.0, logs.size)
-            made[-1].append(0.01 * np.exp(logs))
-    return made
-
-
-def mean_levels(number=200, **planted):
-    generator = np.random.default_rng(7)
-    known = [variance.nested(simulated(generator, **planted)) for _ in range(number)]
-    return {name: float(np.mean([getattr(one, name) for one in known])) for name in ("processes", "blocks", "calls")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("without", [None, "processes", "blocks", "calls"])
-def test_planted_components_are_recovered_also_without_one_of_them(without):
-    planted = {"processes": 0.03, "blocks": 0.015, "calls": 0.02} | ({without: 0.0} if without else {})
-    found = mean_levels(**planted)
-    for name, deviation in planted.items():
-        if deviation:
-            assert found[name] == pytest.approx(deviation**2, rel=0.2), name
-        else:
-            assert abs(found[name]) < 0.02 * sum(found.values()), name
-
-
-@pytest.mark.slow
-def test_slow_calls_do_not_pass_for_blocks_or_processes_that_differ():
-    planted = {"processes": 0.03, "blocks": 0.015, "calls": 0.02}
-    clean, disturbed = mean_levels(**planted), mean_levels(**planted, outliers=0.03)
-    assert disturbed["calls"] > 5 * clean["calls"]
-    assert disturbed["blocks"] == pytest.approx(clean["blocks"], rel=0.2)
-    assert disturbed["processes"] == pytest.approx(clean["processes"], rel=0.2)
-
-
-def test_shares_add_up_to_one_and_are_never_negative():
-    shares = variance.Levels(processes=3e-4, blocks=-1e-5, calls=1e-4).shares
-    assert shares == pytest.approx({"processes": 0.75, "blocks": 0.0, "calls": 0.25})
-    assert set(variance.Levels(processes=0.0, blocks=0.0, calls=0.0).shares.values()) == {0.0}
-
-
-def test_single_blocks_leave_the_variance_to_the_processes():
-    found = variance.nested([[np.full(5, 1.0)], [np.full(5, 1.1)]])
-    assert found.shares == {"processes": 1.0, "blocks": 0.0, "calls": 0.0}
-    assert found.processes == pytest.approx(math.log(1.1) ** 2 / 2)
 
 
 @pytest.mark.parametrize("processes", [3, 5, 10])

@@ -47,9 +47,9 @@ def selfcheck(
 ) -> None:
     """Measure one plan in several processes and show how much they differ: the smallest difference that counts here.
 
-    Each process is an ordinary replicate of one run. The result is cached for this device, and `perfexp doctor` shows
-    it. With output_dir=DIR of an earlier selfcheck, the same command measures only what is missing there. The exit code
-    is 1 where a measurement failed.
+    Each process is an ordinary replicate of one run. Its figures refine what is known of this device before the next
+    run, which `perfexp doctor` shows. With output_dir=DIR of an earlier selfcheck, the same command measures only what
+    is missing there. The exit code is 1 where a measurement failed.
     """
     arguments, plan = settle(overrides or (), processes, config_dir)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():

@@ -15,7 +15,8 @@ from perfexp.records.point_times import GRAPH, is_forked
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
 from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Prior, Repeats
+from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import Prior
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def _repeatability(classes: Mapping[str, Any]) -> Finding:
         remedy = "perfexp selfcheck measures it"
         return missing("repeatability", "how much processes differ here is not known", remedy)
     spreads = ", ".join(f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items())
-    return ok("repeatability", f"typical spread between processes, by so many measurements: {spreads}")
+    return ok("repeatability", f"typical spread between processes (measurements): {spreads}")
 
 
 def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:

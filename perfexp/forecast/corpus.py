@@ -22,7 +22,8 @@ from perfexp.records.folders import below
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Prior, Repeats
+from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import Prior
 from perfexp.summaries.subject import Subject, subject
 from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of
 
@@ -208,7 +209,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     """Return the first kind of time that all rows have, and their medians."""
     kind = next((kind for row in table[:1] for kind in row.times if all(kind in one.times for one in table)), "")
-    medians = {(row.key.input_size, row.key.batch_size): row.beside(kind) for row in table} if kind else {}
+    medians = {(row.key.input_size, row.key.batch_size): row.own_interval(kind) for row in table} if kind else {}
     return kind, {pair: median for pair, median in medians.items() if median and median.value > 0}
 
 

@@ -1,4 +1,4 @@
-"""Machine priors: how much processes differ on this device, by what its runs have shown."""
+"""Machine priors: how much processes differ on this device, by its earlier runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.records import priors
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.statistics.moderated import Component, Prior
+from perfexp.statistics.moderated import Component
+from perfexp.statistics.prior import Prior
 
 #: Number of figures of a class that are remembered, the newest.
 _MOST_FIGURES = 100
@@ -21,7 +22,7 @@ _SINGLE = ("cpu", "mps", "fake")
 
 
 def exchange(record: Record, *, is_own: bool) -> dict[str, Prior]:
-    """Return the priors of a record's device by the runs before this one, and cache what this one shows.
+    """Return the priors of a record's device by the runs before this one, and cache its own figures.
 
     Only a run that was measured here is cached (`is_own`): a folder may be somebody else's.
     """

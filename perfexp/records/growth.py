@@ -215,7 +215,9 @@ def _peak(row: Row) -> float | None:
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
     """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
     for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
-        rated = [(row, rate) for row in group if (rate := row.beside("samples_per_second")) and rate.low is not None]
+        rated = [
+            (row, rate) for row in group if (rate := row.own_interval("samples_per_second")) and rate.low is not None
+        ]
         fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
         for row, rate in rated:
             smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
@@ -228,7 +230,7 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
 
 
 def _median(row: Row) -> estimators.Interval:
-    found = row.beside(row.time_kind or "")
+    found = row.own_interval(row.time_kind or "")
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""Priors: what is known of how much the figures of a point differ between processes, by their class."""
+"""Priors: how much the figures of a point are known to differ between processes, by their class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Record
-from perfexp.statistics.moderated import Prior
+from perfexp.statistics.prior import Prior
 
 #: Priors by kind of device and class, fitted by `benchmarks/process_components.py`.
 TABLE = Path(__file__).with_name("process_priors.json")
@@ -25,7 +25,7 @@ _RATES = ("throughput", "samples_per_second", "epoch", "runtime")
 
 
 def class_of(figure: str, bound_by: str | None) -> str:
-    """Return the class of a figure, by what limits the loop of its point: the device (`gpu`), another, or unknown."""
+    """Return the class of a figure, by the limit of its point's loop: the device (`gpu`), another, or unknown."""
     if known := _CLASSES.get(figure):
         return known
     if bound_by != "gpu":

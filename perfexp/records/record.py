@@ -15,7 +15,7 @@ import msgspec
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.statistics.moderated import Prior
+from perfexp.statistics.prior import Prior
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -397,7 +397,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
         doubts: diagnostics of the whole run.
         artifacts: files of the run.
         sweep: place in a sweep, if any.
-        priors: what was known of how much the figures of its device differ between processes, by class.
+        priors: how much the figures of its device were known to differ between processes, by class.
         earlier: entry of records of earlier versions that is not read; `selfcheck` is another one.
     """
 

@@ -31,7 +31,8 @@ from perfexp.records.record import (
 )
 from perfexp.statistics import blockwise, estimators, variance
 from perfexp.statistics.distributions import Z95
-from perfexp.statistics.moderated import Prior, Repeats, around
+from perfexp.statistics.moderated import Repeats, around
+from perfexp.statistics.prior import Prior
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
@@ -54,8 +55,8 @@ class Row:
         processes: number of processes behind `time`.
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
-        figures: what each process measured, and what is known of how processes differ, by measure: each time's
-            median in seconds, `p95` of latency, and `samples_per_second`.
+        figures: figures of each process with their prior, by measure: each time's median in seconds, `p95` of latency,
+            and `samples_per_second`.
         bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
@@ -92,7 +93,7 @@ class Row:
         own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
         return own.spread if own else None
 
-    def beside(self, figure: str) -> estimators.Interval | None:
+    def own_interval(self, figure: str) -> estimators.Interval | None:
         """A figure with an interval for comparisons with other points of its record; None if it was not measured.
 
         Points that one process measured have that process in common: only their calls differ.

@@ -1,8 +1,8 @@
-"""Moderated variance: how much a figure differs between processes, by those that measured it and by what is known.
+"""Moderated variance: how much a figure differs between processes, by those that measured it and by a prior.
 
 Few processes say little about how much processes differ: Student's t of two is 12.7. Most figures of a kind differ by
-similar amounts, which other measurements have shown. The variance of few processes is therefore shrunk towards what is
-typical: Smyth, "Linear models and empirical Bayes methods for assessing differential expression in microarray
+similar amounts, which other measurements have shown. The variance of few processes is therefore shrunk towards the
+typical one: Smyth, "Linear models and empirical Bayes methods for assessing differential expression in microarray
 experiments" (2004).
 """
 
@@ -11,25 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from perfexp.statistics.distributions import ALPHA, Z95, student95
 from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval
+from perfexp.statistics.prior import Prior
 
 #: Degrees of freedom beyond which Student's distribution is a normal one.
 _MOST_DEGREES = 1e6
 #: Most degrees that a prior gains where the samples of a process explain how much processes differ: their correlations
 #: are estimates, too.
 _MOST_OF_SAMPLES = 5.0
-#: Variance of log s₀² between machines: one in eight is three times as noisy as the prior, or more.
-_BETWEEN_MACHINES = 2.0
-#: Range of degrees of freedom that is searched for those of a variance of log s².
-_DEGREES = 0.05, 1e4
-#: Largest number of a stored prior.
-_MOST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,52 +55,6 @@ class Component:
         return Interval(value=self.spread, low=low, high=high)
 
 
-class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What is known of a class of figures before any is measured.
-
-    Attributes:
-        variance: typical variance of the logarithm between processes, s₀².
-        degrees: degrees of freedom ν₀ that this is worth: few if figures of the class differ much from each other.
-        server: variance between the servers that processes are forked from, which more processes do not lower.
-        cells: number of figures that show it, each measured by several processes.
-        origin: devices of these figures.
-    """
-
-    variance: Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
-    degrees: Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
-    server: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 0.0
-    cells: Annotated[int, msgspec.Meta(ge=0)] = 0
-    origin: str = ""
-
-    def on(self, machine: Sequence[Component]) -> Prior:
-        """Return the prior of one machine, by figures of this class that were measured on it.
-
-        The logarithm of s₀² is the mean of that of all machines and of the machine's figures, weighted by their
-        precisions. Its uncertainty lowers the degrees: without figures of the machine by `_BETWEEN_MACHINES`.
-        """
-        from scipy import special
-
-        own = [one for one in machine if one.variance > 0 and one.degrees > 0]
-        bias = float(special.digamma(self.degrees / 2)) - math.log(self.degrees / 2)
-        spread = float(special.polygamma(1, self.degrees / 2))
-        logs, weights = [math.log(self.variance)], [1 / _BETWEEN_MACHINES]
-        for one in own:
-            half = one.degrees / 2
-            logs.append(math.log(one.variance) - float(special.digamma(half)) + math.log(half) + bias)
-            weights.append(1 / (float(special.polygamma(1, half)) + spread))
-        center = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)
-        degrees = _degrees_of(spread + 1 / sum(weights))
-        return msgspec.structs.replace(self, variance=math.exp(center), degrees=degrees, cells=self.cells + len(own))
-
-
-def _degrees_of(variance: float) -> float:
-    """Return the degrees ν of a variance s² whose logarithm has this variance: ψ′(ν / 2)."""
-    from scipy import optimize, special
-
-    found = optimize.brentq(lambda degrees: float(special.polygamma(1, degrees / 2)) - variance, *_DEGREES)
-    return float(found)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
     """A figure that one process or more have measured; its mean and interval are those of a mean over processes.
@@ -114,7 +62,7 @@ class Repeats:
     Attributes:
         values: the figure of each process, above 0 for a mean with an interval.
         within: variance of the logarithm of one process's figure that its samples explain; None if they are too few.
-        prior: what is known of such figures; None if nothing is.
+        prior: typical variance of such figures; None if it is unknown.
         is_estimate: whether a value is estimated from others, not measured.
     """
 
@@ -144,6 +92,8 @@ class Repeats:
     @property
     def mean(self) -> float:
         """Geometric mean over the processes; 0 if a figure is."""
+        if len(self.values) == 1:
+            return self.values[0]
         return math.exp(float(np.mean(np.log(self.values)))) if min(self.values) > 0 else 0.0
 
     @property
@@ -160,7 +110,7 @@ class Repeats:
             return self.own
         variance = self.prior.variance + self.within
         degrees = self.prior.degrees
-        if self.within:  # what the samples explain is known better
+        if self.within:  # the part that the samples explain is known better
             exact = degrees * (variance / self.prior.variance) ** 2
             degrees = min(exact, max(degrees, _MOST_OF_SAMPLES))
         return pooled([Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])])
@@ -171,7 +121,7 @@ class Repeats:
         return self.error_of(len(self.values))
 
     def error_of(self, processes: int) -> Component | None:
-        """`error` of a mean over so many processes, which differ as these do."""
+        """`error` of a mean over another number of processes, which differ as these do."""
         if (one := self.component) is None or min(self.values) <= 0:
             return None
         degrees, own = one.degrees + processes - len(self.values), one.variance / processes

@@ -10,8 +10,9 @@ import numpy as np
 
 from perfexp.statistics.blockwise import Summary, block_mean, block_median
 from perfexp.statistics.distributions import student95
-from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
-from perfexp.statistics.moderated import Component, Prior, Repeats, around
+from perfexp.statistics.estimators import Interval, Samples, percentile_interval
+from perfexp.statistics.moderated import Component, Repeats, around
+from perfexp.statistics.prior import Prior
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,8 @@ def combined(
     Args:
         summaries: statistics of each process, with the same percentiles.
         samples: samples of each process, warm-up excluded.
-        time: what is known of the medians and percentiles of such times.
-        rate: what is known of their means.
+        time: prior of the medians and percentiles.
+        rate: prior of the means.
     """
     first = summaries[0]
     effective = min(one.n / one.tau for one in summaries)
@@ -85,7 +86,7 @@ def combined(
 
 
 def _percentile(together: Interval, processes: Repeats, number: float, median: Interval) -> Interval:
-    """Widen the percentile of all samples to what those of processes show, up to the interval of the median."""
+    """Widen the percentile of all samples to the one over processes, up to the interval of the median."""
     if together.low is None or together.high is None:
         return together
     wide = around(together.value, processes.half_width or 0.0)
@@ -113,54 +114,3 @@ def detectable_ratio(component: Component, processes: int) -> float:
     degrees = 2 * processes * (processes - 1) / (processes + 1)
     quantiles = student95(degrees) + float(special.stdtrit(degrees, 0.8))
     return math.expm1(quantiles * math.sqrt(2 * component.variance / processes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Levels:
-    """Variance of log times by level, as estimated: a level without variance may come out below 0.
-
-    Attributes:
-        processes: between processes.
-        blocks: between the blocks of a process; correlation between calls belongs to it.
-        calls: between the calls of a block.
-    """
-
-    processes: float
-    blocks: float
-    calls: float
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of each level in the sum, by its name; estimates below 0 count as 0."""
-        parts = {name: max(value, 0.0) for name, value in vars(self).items()}
-        total = sum(parts.values())
-        return {name: value / total if total else 0.0 for name, value in parts.items()}
-
-
-def nested(processes: Sequence[Sequence[Samples]]) -> Levels:
-    """Split the variance of log times into processes, blocks of a process and calls of a block.
-
-    Nested analysis of variance with random effects, by the method of moments: at each level the mean square minus its
-    expected value from the levels below. Unequal numbers of blocks enter by their harmonic mean (Searle, Casella and
-    McCulloch, "Variance Components", 1992). A block is represented by its median, whose error follows from the median
-    absolute deviation of its calls, so that a few slow calls do not pass for blocks that differ.
-
-    Args:
-        processes: for each of P ≥ 2 processes, the seconds of each block's calls, above 0. If each has a single block,
-            the variance between blocks counts as variance between processes.
-    """
-    logs = [[np.log(block) for block in blocks] for blocks in processes]
-    every = [block for blocks in logs for block in blocks]
-    medians = [np.array([np.median(block) for block in blocks]) for blocks in logs]
-    calls = _pooled(every)
-    blocks = _pooled(medians)
-    between = float(np.var([one.mean() for one in medians], ddof=1))
-    error = float(np.mean([median_error(block, 1.0) ** 2 for block in every]))
-    inverse = float(np.mean([1 / one.size for one in medians]))
-    return Levels(processes=between - blocks * inverse, blocks=blocks - error, calls=calls)
-
-
-def _pooled(groups: Sequence[Samples]) -> float:
-    """Return the variance within groups of any sizes; 0 if each has one value."""
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in groups)
-    return squares / max(sum(values.size - 1 for values in groups), 1)

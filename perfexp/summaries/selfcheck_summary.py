@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from statistics import median
 from typing import Any
 
 from perfexp.records.point_times import blocks_of
@@ -28,18 +26,12 @@ class Spread:
         time: `device`, `latency` or `throughput`.
         processes: number of processes.
         component: variance between the processes' medians.
-        shares: share of `processes`, `blocks` and `calls` in the variance of log times.
-        half_width: median of the relative half-widths that the processes report on their own; None without intervals.
-        false_alarms: share of pairs of processes whose own intervals are disjoint; None without intervals.
     """
 
     key: Key
     time: str
     processes: int
     component: Component
-    shares: Mapping[str, float]
-    half_width: float | None
-    false_alarms: float | None
 
     def to_builtins(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -53,9 +45,6 @@ class Spread:
             "cv_interval": [interval.low, interval.high],
             "variance": self.component.variance,
             "degrees": self.component.degrees,
-            "shares": dict(self.shares),
-            "half_width": self.half_width,
-            "false_alarms": self.false_alarms,
             "detectable": {str(count): variance.detectable_ratio(self.component, count) for count in _PROCESSES},
         }
 
@@ -70,22 +59,9 @@ def spreads(record: Record) -> list[Spread]:
 
 
 def _spread(key: Key, time: str, series: Sequence[Series]) -> Spread:
-    blocks = [blocks_of(one) for one in series]
-    intervals = [blockwise.block_median(of_process) for of_process in blocks]
-    component = Repeats.of(intervals).own
+    component = Repeats.of([blockwise.block_median(blocks_of(one)) for one in series]).own
     assert component is not None  # two processes or more
-    widths = [one.relative_half_width for one in intervals if one.relative_half_width is not None]
-    ends = [(one.low, one.high) for one in intervals if one.low is not None and one.high is not None]
-    disjoint = [low > other_high or other_low > high for (low, high), (other_low, other_high) in combinations(ends, 2)]
-    return Spread(
-        key=key,
-        time=time,
-        processes=len(series),
-        component=component,
-        shares=variance.nested(blocks).shares,
-        half_width=median(widths) if widths else None,
-        false_alarms=sum(disjoint) / len(disjoint) if disjoint else None,
-    )
+    return Spread(key=key, time=time, processes=len(series), component=component)
 
 
 def sentence(known: Sequence[Spread]) -> str:
@@ -118,12 +94,6 @@ def grid(known: Sequence[Spread]) -> Grid:
             Column("CV", _percents(one.component.spread for one in known)),
             Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
             *(
-                Column(level, _percents(one.shares[level] for one in known), rank=1)
-                for level in ("processes", "blocks", "calls")
-            ),
-            Column("± of one", _percents(one.half_width for one in known)),
-            Column("false alarms", _percents(one.false_alarms for one in known)),
-            *(
                 Column(f"{count} show", _percents(variance.detectable_ratio(one.component, count) for one in known))
                 for count in _PROCESSES
             ),
@@ -131,5 +101,5 @@ def grid(known: Sequence[Spread]) -> Grid:
     )
 
 
-def _percents(fractions: Iterable[float | None]) -> list[str]:
-    return ["" if fraction is None else percent(fraction) for fraction in fractions]
+def _percents(fractions: Iterable[float]) -> list[str]:
+    return [percent(fraction) for fraction in fractions]

@@ -205,7 +205,7 @@ def scope(rows: Iterable[Row]) -> str:
 
 
 def scope_note(rows: Sequence[Row]) -> str:
-    """Return what the intervals of a table are; empty without one."""
+    """Return the meaning of the intervals of a table; empty without one."""
     if not (of := scope(rows)):
         return ""
     unfinished = [row for row in rows if row.unfinished]

@@ -130,7 +130,7 @@ def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsy
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert "▼ SLOWER" in out
-    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [3, 3]
+    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [2, 2]
 
 
 def test_what_can_not_be_compared_ends_after_one_pair(here, capsys):

@@ -318,7 +318,7 @@ def test_torch_that_can_not_be_imported_is_told_once(quiet_machine):
 
 
 def test_how_much_processes_differ_is_shown_or_a_selfcheck_recommended(quiet_machine):
-    spreads = "typical spread between processes, by so many measurements: host-bound 5.1% (12) → "
+    spreads = "typical spread between processes (measurements): host-bound 5.1% (12) → "
     assert verdicts(quiet_machine)["repeatability"] == ("ok", spreads)
     quiet_machine["processes"]["host-bound"]["measurements"] = 0
     assert not_ok(quiet_machine) == {"repeatability": "missing"}

@@ -367,6 +367,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
     )
     script.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("OF_ANOTHER_SERVER", body)  # one that is running has the usual interpreter
     monkeypatch.setattr("perfexp.host.installation.sys.executable", str(script))
     assert commands.run(["list", "algorithms", "model=resnet18"]) == code
     assert told in capsys.readouterr().err

@@ -14,7 +14,6 @@ from perfexp.commands.predict import answer_text
 from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
-from perfexp.forecast.corpus import find_curves
 from perfexp.forecast.lookup import Answer
 from perfexp.forecast.predictions import MEASURED, Predicted
 from perfexp.plan import config

@@ -446,7 +446,7 @@ def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):
     assert [line.rpartition("~")[2] for line in lines if line.endswith(" left")] == [
         "8.5 s left",  # as the others of the same run, and loading
         "26 s left",  # as all there are
-        "1 min 52 s left",  # two as the others of the same run, ten as all that measure the same
+        "1 min 53 s left",  # two as the others of the same run, ten as all that measure the same
         "2 min 28 s left",
     ]
 

@@ -398,7 +398,7 @@ def test_only_what_is_left_counts_for_how_long_it_may_take():
     assert whole > profile == 60.0
     assert seconds_left([*plan.timed_keys(), *plan.profile_keys()], point) == whole
     assert seconds_left(plan.keys(), None) is None
-    assert seconds_left(plan.keys(), 2.0) == 67.0
+    assert seconds_left(plan.keys(), 2.0) == 68.5
     assert seconds_left([], None) == 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, Stop, SweepMembership, overall_status
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.statistics.moderated import Prior
+from perfexp.statistics.prior import Prior
 
 PLAN: dict[str, Any] = {
     "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},
