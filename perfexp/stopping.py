@@ -29,6 +29,8 @@ _OVERTIME_SECONDS = 2.0
 _MOST_CALLS = 100_000_000
 #: Most processes of a plan.
 _MOST_PROCESSES = 1000
+#: Samples of a process for a percentile over all processes, in parts of its share: their correlations are estimates.
+_RESERVE = 1.25
 #: Points that have a budget each, and the share of one that each of many points adds.
 _FEW_POINTS, _SHARE = 8, 0.1
 #: Longest time of a series: 30 years.
@@ -347,7 +349,7 @@ class _PrecisionMonitor:
             return True
         if self._tail is None:
             return False
-        needed = estimators.samples_needed(self._tail) / self._rule.processes * tau
+        needed = _RESERVE * estimators.samples_needed(self._tail) / self._rule.processes * tau
         return used.size < needed <= growth * used.size
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:

@@ -89,7 +89,7 @@ def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
 
 def _reached(achieved: float | None, target: float | None) -> str:
     if achieved is None:
-        return "no confidence interval exists"
+        return "too few for an interval of their own"
     if target is None:
         return f"±{achieved:.1%}"
     if achieved <= target:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
 
 from perfexp.statistics.distributions import ALPHA, Z95, student95
-from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval
+from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval, Samples
 from perfexp.statistics.prior import Prior
 
 #: Degrees of freedom beyond which Student's distribution is a normal one.
 _MOST_DEGREES = 1e6
+#: Samples from which their spread is an error of their center where they have no interval.
+_FEWEST = 6
 #: Most degrees that a prior gains where the samples of a process explain how much processes differ: their correlations
 #: are estimates, too.
 _MOST_OF_SAMPLES = 5.0
@@ -72,17 +75,27 @@ class Repeats:
     is_estimate: bool = False
 
     @classmethod
-    def of(cls, figures: Sequence[Interval], prior: Prior | None = None, *, effective: float = math.inf) -> Repeats:
+    def of(
+        cls,
+        figures: Sequence[Interval],
+        prior: Prior | None = None,
+        *,
+        samples: Sequence[Samples] = (),
+        effective: float = math.inf,
+    ) -> Repeats:
         """The figure of each process with the interval that its samples show.
 
         Args:
+            samples: samples of each process, by which those without an interval have an error, if they are not too few.
             effective: effective samples of a single process: few of them show an interval that is too narrow.
         """
-        widths = [width for one in figures if (width := one.log_half_width) is not None]
-        factor = FEW_TOO_NARROW if len(figures) == 1 and effective < FEW else 1.0
-        within = sum((factor * width / Z95) ** 2 for width in widths) / len(widths) if widths else None
-        is_known = len(widths) == len(figures)
-        return cls(values=tuple(one.value for one in figures), within=within if is_known else None, prior=prior)
+        errors = [None if (width := one.log_half_width) is None else (width / Z95) ** 2 for one in figures]
+        if len(figures) == 1 and effective < FEW:
+            errors = [None if one is None else FEW_TOO_NARROW**2 * one for one in errors]
+        errors = [_of_few(of) if one is None else one for one, of in zip_longest(errors, samples, fillvalue=None)]
+        known = [one for one in errors if one is not None]
+        within = sum(known) / len(known) if len(known) == len(errors) else None
+        return cls(values=tuple(one.value for one in figures), within=within, prior=prior)
 
     def without_server(self) -> Repeats:
         """The same figure without the variance between servers, which another one of the same server shares."""
@@ -140,6 +153,13 @@ class Repeats:
     def interval(self) -> Interval:
         """The mean with its 95 % interval; without ends if nothing is known of processes."""
         return around(self.mean, self.half_width)
+
+
+def _of_few(samples: Samples | None) -> float | None:
+    """Variance of the logarithm of the center of a few samples, whose correlations are unknown; None of too few."""
+    if samples is None or samples.size < _FEWEST or samples.min() <= 0:
+        return None
+    return FEW_TOO_NARROW**2 * float(np.var(np.log(samples), ddof=1)) / samples.size
 
 
 def pooled(components: Sequence[Component]) -> Component:

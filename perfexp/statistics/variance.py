@@ -49,8 +49,8 @@ def combined(
     """
     first = summaries[0]
     effective = min(one.n / one.tau for one in summaries)
-    medians = Repeats.of([one.median for one in summaries], time, effective=effective)
-    means = Repeats.of([one.mean for one in summaries], rate, effective=effective)
+    medians = Repeats.of([one.median for one in summaries], time, samples=samples, effective=effective)
+    means = Repeats.of([one.mean for one in summaries], rate, samples=samples, effective=effective)
     of_numbers = {
         number: Repeats.of([one.percentiles[number] for one in summaries], time, effective=effective)
         for number in first.percentiles
