@@ -349,7 +349,8 @@ class _PrecisionMonitor:
             return True
         if self._tail is None:
             return False
-        needed = _RESERVE * estimators.samples_needed(self._tail) / self._rule.processes * tau
+        share = 1.0 if self._rule.processes == 1 else _RESERVE / self._rule.processes
+        needed = share * estimators.samples_needed(self._tail) * tau
         return used.size < needed <= growth * used.size
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
