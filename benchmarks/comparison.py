@@ -35,7 +35,7 @@ from perfexp.comparison import judging
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
-from perfexp.records import point_times, summary
+from perfexp.records import point_times, priors, summary
 from perfexp.records.record import Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import ratios, sequential
@@ -245,7 +245,8 @@ def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, 
     beyond, at_least = (np.abs(np.log(truth)) > math.log1p(of.margin) + shift for shift in (1e-12, -1e-12))
     for processes in range(sequential.LEAST, sequential.MOST + 1):
         level = of.level or sequential.level(processes)
-        both = [[Repeats(values=tuple(row)) for row in side[:, :processes].tolist()] for side in values]
+        known = priors.of_any("cuda")["device"]
+        both = [[Repeats(values=tuple(row), prior=known) for row in side[:, :processes].tolist()] for side in values]
         drafts = [draft(one, other, level) for one, other in zip(*both, strict=True)]
         words = np.array(judging._verdicts(drafts, settings))
         differs, same = np.isin(words, (Verdict.BETTER, Verdict.WORSE)), words == Verdict.SAME
