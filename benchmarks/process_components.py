@@ -30,15 +30,13 @@ from perfexp.records import priors
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.moderated import Component, Repeats
-from perfexp.statistics.prior import Prior
+from perfexp.statistics.prior import LEAST_VARIANCE, Prior
 
 CELLS = Path(__file__).with_name("process_medians.json")
 #: Published records, most of them of several runs.
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 #: Range of the degrees: variances that say nothing of each other, and equal ones.
 DEGREES = 0.5, 100.0
-#: Least standard deviation: what a median of few calls can show.
-FLOOR = 1e-4
 
 
 def main() -> None:
@@ -81,7 +79,9 @@ def plot(cells: list[dict], fitted: dict[str, dict[str, Prior]], file: Path) -> 
     names = [(kind, name) for kind, of_kind in fitted.items() for name in of_kind]
     for place, (kind, name) in enumerate(names):
         members = classes([cell for cell in cells if cell["kind"] == kind])[name]
-        spreads = [100 * math.sqrt(max(one.variance, FLOOR**2)) for _, _, values in members if (one := own(values))]
+        spreads = [
+            100 * math.sqrt(max(one.variance, LEAST_VARIANCE)) for _, _, values in members if (one := own(values))
+        ]
         axes.plot(np.sort(spreads), place + np.linspace(-0.32, 0.32, len(spreads)), ".", color="#0072B2", markersize=4)
         axes.plot([100 * math.sqrt(fitted[kind][name].variance)] * 2, [place - 0.4, place + 0.4], color="black")
     axes.set_yticks(range(len(names)), [f"{kind} {name} ({fitted[kind][name].cells})" for kind, name in names])
@@ -170,10 +170,10 @@ def fit(variances: list[tuple[float, float]]) -> tuple[float, float]:
 
     def loss(parameters: np.ndarray) -> float:
         scale, prior = np.exp(parameters)
-        ratio = np.maximum(values, FLOOR**2) / scale
+        ratio = np.maximum(values, LEAST_VARIANCE) / scale
         return float(-(stats.f.logpdf(ratio, counts, prior) - np.log(scale)).sum())
 
-    start = np.log([max(float(np.median(values)), FLOOR**2), 3.0])
+    start = np.log([max(float(np.median(values)), LEAST_VARIANCE), 3.0])
     bounds = [(start[0] - 6, start[0] + 6), tuple(np.log(DEGREES))]
     best = optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
     variance, degrees = map(float, np.exp(best.x))

@@ -193,6 +193,7 @@ class Precision:
         self.processes = processes
         self.most_processes = most_processes or processes
         self.budget_seconds = budget_seconds
+        self.overtime_seconds = _OVERTIME_SECONDS
         self.settling_seconds = 0.0 if steady is None else steady_seconds
 
     def begin(
@@ -211,6 +212,7 @@ class Precision:
         if self.budget_seconds and points:
             share = measurements(points) / points
             shared.min_seconds, shared.max_seconds = share * self.min_seconds, share * self.max_seconds
+            shared.warmup_seconds, shared.overtime_seconds = share * self.warmup_seconds, share * self.overtime_seconds
         return shared
 
     def longest_seconds(self) -> float | None:
@@ -265,7 +267,7 @@ class _PrecisionMonitor:
         of_rate: bool,
     ) -> None:
         self._rule, self._of_rate = rule, of_rate
-        self._last_seconds = rule.max_seconds + max(rule.max_seconds, _OVERTIME_SECONDS)
+        self._last_seconds = rule.max_seconds + max(rule.max_seconds, rule.overtime_seconds)
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
         needed = max((estimators.samples_needed(p) for p in percentiles), default=0)

@@ -10,7 +10,7 @@ from perfexp.records import priors
 from perfexp.statistics import ratios
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Component, Repeats, geometric_mean, pooled
-from perfexp.statistics.prior import Prior
+from perfexp.statistics.prior import LEAST_VARIANCE, Prior
 
 PRIOR = Prior(variance=1e-4, degrees=3.0)
 
@@ -90,7 +90,9 @@ def test_the_figures_of_a_machine_replace_what_was_known():
     # the mean of log s² is that of log s₀² + log ν₀ / χ², whatever s₀² the machine has
     bias = special.digamma(PRIOR.degrees / 2) - math.log(PRIOR.degrees / 2)
     assert many.variance == pytest.approx(truth * math.exp(bias), rel=0.15)
-    assert (many.cells, PRIOR.on([Component(variance=0.0, degrees=4)]).cells) == (200, 0)
+    assert many.cells == 200
+    rounded = [Component(variance=variance, degrees=4) for variance in (0.0, 1e-30)]
+    assert PRIOR.on(rounded) == PRIOR.on([Component(variance=LEAST_VARIANCE, degrees=4)] * 2)
 
 
 def test_two_figures_of_one_process_each_are_decided_where_processes_differ_by_less():

@@ -90,7 +90,8 @@ def _metrics(points: list[Point], prior: Callable[[str], Prior | None]) -> dict[
         figures = [Interval(value=one.value, low=one.low, high=one.high) for one in metrics if one.value is not None]
         if figures:
             is_estimate = any(one.estimated for one in metrics)
-            sampled = replace(Repeats.of(figures, prior(name)), is_estimate=is_estimate)
+            known = None if measure.is_exact else prior(name)
+            sampled = replace(Repeats.of(figures, known), is_estimate=is_estimate)
             found[name] = sampled if name == "energy" else replace(sampled, within=0.0)
     return found
 

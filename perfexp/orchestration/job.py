@@ -147,7 +147,8 @@ class Run:
         """The number of another replicate that the results so far ask for; None if they are precise enough."""
         if not self.assignment.plan.is_adaptive:
             return None
-        self._job.extend()
+        with suppress(PerfexpError):  # what can't be read or written is reported when the record is saved
+            self._job.extend()
         return next((number for number in self._job.replicates if number not in self._measured), None)
 
     def ended_by(self, error: PerfexpError) -> None:
@@ -179,14 +180,16 @@ class Run:
 
     def assembled(self) -> Record:
         """The record of what has been measured so far, on disk only after `save`."""
-        return assemble(self.assignment, self._job)
+        record = assemble(self.assignment, self._job)
+        record.priors = record.priors or machine_priors.known_of(record)
+        return record
 
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         self._job.extend()
         record = self.assembled()
-        is_own = any(point.key not in self._before for point in record.points)
-        record.priors = machine_priors.exchange(record, is_own=is_own)
+        if any(point.key not in self._before and point.status is not Status.INTERRUPTED for point in record.points):
+            machine_priors.add(record)  # a folder may be somebody else's
         try:
             write_atomically(self._paths.record, record.to_json())
             if self._job.choose is not None:
@@ -358,6 +361,7 @@ def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
         points=points,
         doubts=doubts,
         sweep=assignment.sweep or (before.sweep if before else None),
+        priors=before.priors if before else {},
     )
 
 

@@ -21,20 +21,28 @@ _MOST_FIGURES = 100
 _SINGLE = ("cpu", "mps", "fake")
 
 
-def exchange(record: Record, *, is_own: bool) -> dict[str, Prior]:
-    """Return the priors of a record's device by the runs before this one, and cache its own figures.
+def known_of(record: Record) -> dict[str, Prior]:
+    """Return the priors of a record's device, by class: as the runs before it and its sweep refine them."""
+    return known(_cache(record), record.environment.get("device", {}).get("kind"), without=_group(record))
 
-    Only a run that was measured here is cached (`is_own`): a folder may be somebody else's.
-    """
+
+def add(record: Record) -> None:
+    """Cache the figures of a record that several processes measured, for later runs."""
+    if (cache := _cache(record)) and (shown := _shown(record)):
+        cache.add(f"{_group(record)}/{record.uid}", shown)
+        cache.remove(list(cache.entries())[:-_MOST_FIGURES])
+
+
+def _group(record: Record) -> str:
+    """The runs that are measured together, which say nothing of each other."""
+    return record.sweep.uid if record.sweep else record.uid
+
+
+def _cache(record: Record) -> JsonCache | None:
     device = record.environment.get("device", {})
     if not (device.get("uuid") or device.get("kind") in _SINGLE):
-        return known(None, device.get("kind"))
-    cache = cache_of(record.environment, str(device.get("uuid") or device["name"]), device.get("driver"))
-    found = known(cache, device["kind"], without=record.uid)
-    if is_own and (shown := _shown(record)):
-        cache.add(record.uid, shown)
-        cache.remove(list(cache.entries())[:-_MOST_FIGURES])
-    return found
+        return None
+    return cache_of(record.environment, str(device.get("uuid") or device["name"]), device.get("driver"))
 
 
 def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
@@ -42,7 +50,8 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
     figures: dict[str, list[Component]] = {}
     for uid, shown in cache.entries().items() if cache else ():
         try:
-            of_run = msgspec.convert(shown if uid != without else [], list[tuple[str, float, float]])
+            is_other = not without or not uid.startswith(f"{without}/")
+            of_run = msgspec.convert(shown if is_other else [], list[tuple[str, float, float]])
         except msgspec.ValidationError:  # another version of perfexp wrote it
             continue
         for name, variance, degrees in of_run:

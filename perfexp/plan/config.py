@@ -25,7 +25,7 @@ from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessSt
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
-from perfexp.records.record import LARGEST, Key, Point, layers_key
+from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.speed import placing
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shrunk, timed_keys
@@ -109,15 +109,25 @@ class Plan(PlanSchema):
     @property
     def is_adaptive(self) -> bool:
         """Whether further processes are added until the times are precise enough."""
-        least = self.processes
-        return self.replicate is None and 1 <= least < int(self.stopping.get("most_processes") or 0) and self._repeats
+        least, most = self.processes, int(self.stopping.get("most_processes") or 0)
+        return self.replicate is None and 1 <= least < most and self._repeats and not self.seeks_batch
 
     def processes_by(self, results: Collection[Point]) -> int:
         """Number of processes that measure the times, by the results so far."""
         if not (self.is_adaptive and results):
             return self.processes
 
-        return process_count.wanted(results, build(self.stopping))
+        state = frozenset((point.key, point.status) for point in results if point.key.is_timed)
+        if state not in self._counts:
+            pairs = {phase: self._sweep.points(self.input_size, self._batch_sizes(phase)) for phase in self.phases}
+            planned = {without_replicate(key) for key in timed_keys(pairs, precision=self.precision.name, replicate=1)}
+            self._counts[state] = process_count.wanted(results, build(self.stopping), planned)
+        return self._counts[state]
+
+    @cached_property
+    def _counts(self) -> dict[frozenset[tuple[Key, Status]], int]:
+        """Number of processes by the results so far, which takes long to find."""
+        return {}
 
     @property
     def phases(self) -> list[str]:
@@ -257,7 +267,9 @@ class Plan(PlanSchema):
 
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Points whose layers are timed: those of the first replicate; see `timed_keys` for the results."""
-        return [layers_key(key) for key in self.timed_keys(results) if self.probes.layers and key.replicate == 0]
+        if not self.probes.layers:
+            return []
+        return [layers_key(key) for key in self.timed_keys(results) if key.replicate == 0]
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Profiles that are made after timing."""

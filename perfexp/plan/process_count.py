@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from statistics import median
 
 from perfexp.records.record import Key, Point, Status, without_replicate
@@ -10,27 +10,28 @@ from perfexp.records.summary import row
 from perfexp.stopping import StoppingRule, measurements
 
 
-def wanted(results: Collection[Point], rule: StoppingRule) -> int:
+def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) -> int:
     """Return how many processes are to measure a run: one more than have, until its times are precise enough.
 
     The representative time of each point counts: of the device where it has a time of its own, otherwise the latency.
-    Processes count that have a result of each point of the first one, so that an unfinished one changes nothing.
+
+    Args:
+        planned: the points that each process measures; those that have not measured all of them do not count.
     """
     of_process: dict[int, dict[Key, Point]] = {}
     for point in results:
         if point.key.is_timed and point.status is not Status.INTERRUPTED:
             of_process.setdefault(point.key.replicate, {})[without_replicate(point.key)] = point
-    keys = of_process.get(0, {}).keys()
     done = 0
-    while keys and keys <= of_process.get(done, {}).keys():
+    while planned and planned <= of_process.get(done, {}).keys():
         done += 1
     if done < rule.processes or rule.epsilon is None:
         return rule.processes
-    groups = [[of_process[number][key] for number in range(done)] for key in keys]
+    groups = [[of_process[number][key] for number in range(done)] for key in planned]
     if all(_is_precise(points, rule.epsilon) for points in groups):
         return done
-    one = median(sum(_seconds(point) for point in of_process[number].values()) for number in range(done))
-    is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(keys))
+    one = median(sum(_seconds(of_process[number][key]) for key in planned) for number in range(done))
+    is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
     return min(done + 1, rule.most_processes) if is_affordable else done
 
 
@@ -39,7 +40,9 @@ def _is_precise(points: list[Point], epsilon: float) -> bool:
     if points[0].status is not Status.OK:
         return True
     found = row(points, ())
-    half_width = found.figures[found.time_kind].half_width if found.time_kind in found.figures else 0.0
+    if found.time_kind is None:
+        return True
+    half_width = found.figures[found.time_kind].without_server().half_width
     return half_width is not None and half_width <= epsilon
 
 

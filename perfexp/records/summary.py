@@ -96,13 +96,13 @@ class Row:
     def own_interval(self, figure: str) -> estimators.Interval | None:
         """A figure with an interval for comparisons with other points of its record; None if it was not measured.
 
-        Points that one process measured have that process in common: only their calls differ.
+        Points that one process measured have that process in common, and all points their server.
         """
         one = self.figures.get(figure)
         if one is None:
             return None
         if self.processes > 1:
-            return one.interval
+            return one.without_server().interval
         return around(one.mean, None if one.within is None else Z95 * math.sqrt(one.within))
 
     @property

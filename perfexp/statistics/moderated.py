@@ -121,11 +121,10 @@ class Repeats:
         """Variance between processes: the posterior of prior and own one; None if neither is known."""
         if self.prior is None or self.within is None:
             return self.own
-        variance = self.prior.variance + self.within
-        degrees = self.prior.degrees
-        if self.within:  # the part that the samples explain is known better
-            exact = degrees * (variance / self.prior.variance) ** 2
-            degrees = min(exact, max(degrees, _MOST_OF_SAMPLES))
+        variance, degrees = self.prior.variance, self.prior.degrees  # which include samples of the usual number
+        if self.within > variance:  # samples that explain more are known better
+            degrees = min(degrees * (self.within / variance) ** 2, max(degrees, _MOST_OF_SAMPLES))
+            variance = self.within
         return pooled([Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])])
 
     @property
@@ -137,7 +136,7 @@ class Repeats:
         """`error` of a mean over another number of processes, which differ as these do."""
         if (one := self.component) is None or min(self.values) <= 0:
             return None
-        degrees, own = one.degrees + processes - len(self.values), one.variance / processes
+        degrees, own = one.degrees + processes - len(self.values), max(one.variance, self.within or 0.0) / processes
         server = self.prior.server if self.prior else 0.0
         if server and own:  # counts as exact
             degrees = min(degrees * ((own + server) / own) ** 2, _MOST_DEGREES)

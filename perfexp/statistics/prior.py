@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Variance of log s₀² between machines: one in eight is three times as noisy as the prior, or more.
 _BETWEEN_MACHINES = 2.0
+#: Least variance of a figure: of a standard deviation of 0.01 %, below which figures are rounded.
+LEAST_VARIANCE = 1e-8
 #: Range of degrees of freedom that is searched for those of a variance of log s².
 _DEGREES = 0.05, 1e4
 #: Largest number of a stored prior.
@@ -44,17 +46,20 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         """
         from scipy import special
 
-        own = [one for one in machine if one.variance > 0 and one.degrees > 0]
         bias = float(special.digamma(self.degrees / 2)) - math.log(self.degrees / 2)
         spread = float(special.polygamma(1, self.degrees / 2))
         logs, weights = [math.log(self.variance)], [1 / _BETWEEN_MACHINES]
-        for one in own:
+        for one in machine:
             half = one.degrees / 2
-            logs.append(math.log(one.variance) - float(special.digamma(half)) + math.log(half) + bias)
+            logs.append(
+                math.log(max(one.variance, LEAST_VARIANCE)) - float(special.digamma(half)) + math.log(half) + bias
+            )
             weights.append(1 / (float(special.polygamma(1, half)) + spread))
         center = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)
         degrees = _degrees_of(spread + 1 / sum(weights))
-        return msgspec.structs.replace(self, variance=math.exp(center), degrees=degrees, cells=self.cells + len(own))
+        return msgspec.structs.replace(
+            self, variance=math.exp(center), degrees=degrees, cells=self.cells + len(machine)
+        )
 
 
 def _degrees_of(variance: float) -> float:

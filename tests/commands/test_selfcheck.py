@@ -128,7 +128,7 @@ def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record)
 def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record):
     record = record_of(make_record, name="NVIDIA H200", kind="cuda", uuid="1111", driver="580.65")
     record.doubts = []  # with other work beside it, a run shows nothing of the next one
-    machine_priors.exchange(record, is_own=True)
+    machine_priors.add(record)
     facts = {
         "machine": {"perfexp": "1", "packages": {"torch": "2.11"}, "cpu": {"name": "AMD EPYC"}},
         "survey": {
@@ -150,7 +150,7 @@ def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record)
 @pytest.mark.slow
 def test_later_runs_know_how_processes_differed(processes_that_differ, here, monkeypatch):
     monkeypatch.setattr(priors, "DISTURBED", frozenset())  # other tests are other work
-    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "ttfp=false")
+    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "replicate=1")
     for folder in ("before", "after", "again"):
         assert main.main([*run, f"output_dir={folder}"]) == 0
         if folder == "before":
