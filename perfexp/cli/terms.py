@@ -19,7 +19,7 @@ TERMS = {
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
     "standard deviation": "of the processes' medians, in percent of their mean; the largest of several points",
     "replicate": "repetition in another process: with replicate=3 intervals are of the mean over processes",
-    "≈": "estimate: no interval, one that may be too narrow, or computed, not measured; before a ratio: undecided",
+    "≈": "estimate: no interval, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",
     "algorithm coverage": "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
     "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of mantissa, not 23; "

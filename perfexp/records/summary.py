@@ -194,20 +194,6 @@ def row(
                 rates = tuple(samples / value for value in together.means.values)
                 figures["samples_per_second"] = replace(together.means, values=rates)
     kind = next(iter(times), None)
-    doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
-    for other in points[1:]:
-        before = {item.code for item in doubts}
-        doubts += [
-            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in before
-        ]
-    if kind and processes[kind] > 1:
-        doubts += sampling.judge_processes(comparable(points, kind), kind)
-        if times[kind].median.low is not None:  # the interval of their mean is what counts
-            doubts = [item for item in doubts if item.code != "too_few_samples"]
-    doubts = idleness.judge(first, doubts)
-    doubts += disturbances.judge_pace(first)
-    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
-        doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return Row(
         key=without_replicate(first.key),
         status=first.status,
@@ -226,8 +212,28 @@ def row(
         samples_per_call=samples,
         own_choice=races.own_choice_share(first),
         metrics=pooled_metrics(points, times, kind),
-        doubts=tuple(doubts),
+        doubts=tuple(_doubts(points, kind, times)),
     )
+
+
+def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]) -> list[Diagnostic]:
+    """Diagnostics of the processes of a point and of their statistics, each code once."""
+    first = points[0]
+    doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
+    for other in points[1:]:
+        before = {item.code for item in doubts}
+        doubts += [
+            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in before
+        ]
+    if kind and len(measured := comparable(points, kind)) > 1:
+        doubts += sampling.judge_processes(measured, kind)
+        if times[kind].median.low is not None:  # the interval of their mean is what counts
+            doubts = [item for item in doubts if item.code != "too_few_samples"]
+    doubts = idleness.judge(first, doubts)
+    doubts += disturbances.judge_pace(first)
+    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
+        doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
+    return doubts
 
 
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:

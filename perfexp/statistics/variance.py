@@ -23,13 +23,11 @@ class Together:
         summary: statistics of all samples, with the intervals of means over processes.
         medians: the median of each process, in seconds per call.
         means: its mean.
-        percentiles: its percentiles, by number.
     """
 
     summary: Summary
     medians: Repeats
     means: Repeats
-    percentiles: dict[float, Repeats]
 
 
 def combined(
@@ -82,7 +80,7 @@ def combined(
         ),
         drift=max((one.drift for one in summaries if one.drift), key=lambda drift: abs(drift.relative), default=None),
     )
-    return Together(summary=summary, medians=medians, means=means, percentiles=of_numbers)
+    return Together(summary=summary, medians=medians, means=means)
 
 
 def _percentile(together: Interval, processes: Repeats, number: float, median: Interval) -> Interval:

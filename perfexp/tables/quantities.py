@@ -35,7 +35,7 @@ class Quantity(NamedTuple):
         step: the point's input width if points differ in a square size only, or else its index; the index of the sample
             in the group `samples`, and the number of the epoch in the group `epoch`.
         reason: why there is no value.
-        estimated: whether it is derived from another measured value, or has no interval, or one that may be too narrow.
+        estimated: whether it is derived from another measured value, or has no interval.
     """
 
     group: str

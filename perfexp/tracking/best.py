@@ -24,7 +24,7 @@ class Best(NamedTuple):
     """The best figure of a phase, whose metric has the phase in its name if there are several.
 
     Attributes:
-        is_estimated: whether it has no interval, or one that may be too narrow.
+        is_estimated: whether it has no interval.
     """
 
     name: str

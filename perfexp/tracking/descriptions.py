@@ -202,7 +202,7 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
 
 
 def _bare(row: Row) -> str:
-    """The time of a row without its interval, `≈` before it if that is missing or may be too narrow."""
+    """The time of a row without its interval, `≈` before it if that is missing."""
     return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare_time(row.time.median)}" if row.time and row.time_kind else ""
 
 

@@ -155,7 +155,7 @@ def test_rates_with_wide_intervals_have_no_knee(build: Builder, noise: float, is
 
 
 def rough(build: Builder, n: int, **key: Any) -> Point:
-    """A point of which the console writes ≈: its interval may be too narrow, and with 3 samples it has none."""
+    """A point of few calls: with 3 of them it has no interval."""
     point = build.point(n=n, noise=0.002, **key)
     point.series[0].stop = Stop(reason="max_seconds", target=0.001, achieved=0.002)
     return point
