@@ -286,16 +286,16 @@ def measured(root: Path, device: str, names: list[str], folder: Path) -> Iterato
 
 def line(name: str, known: list[dict[str, Any]], first: list[dict[str, Any]], key: str) -> str:
     """A case with its interval, and its ratio to the first one, process by process."""
-    from perfexp.statistics import variance
+    from perfexp.statistics import moderated
 
     rates = {one["process"]: one[key] for one in known}
     ratios = [rates[one["process"]] / one["images/s"] for one in first if one["process"] in rates]
-    rate = variance.geometric_mean(list(rates.values()))
+    rate = moderated.geometric_mean(list(rates.values()))
     ends = "" if rate.low is None else f" [{rate.low:,.0f}, {rate.high:,.0f}]"
     text = f"{name:<44}{key:<10}{rate.value:>9,.0f}{ends}"
     if not ratios:
         return text
-    ratio = variance.geometric_mean(ratios)
+    ratio = moderated.geometric_mean(ratios)
     limits = "" if ratio.low is None else f" [{ratio.low:.3g}, {ratio.high:.3g}]"
     return f"{text}  {ratio.value:.3g} ×{limits}"
 

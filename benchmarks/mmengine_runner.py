@@ -50,7 +50,7 @@ from perfexp.plan import config as configuration
 from perfexp.probes import depth, queue, timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.statistics import variance
+from perfexp.statistics import moderated
 from perfexp.stopping import Fixed
 from perfexp.sweep import parse_sizes
 from perfexp.worker.workbench import Workbench
@@ -319,7 +319,7 @@ def main() -> None:
     print("\n| clock | images/s | over the loop | 95 % interval |\n|---|---:|---:|---:|")
     for title in taken[0]:
         rate = arguments.batch_size / statistics.fmean(each[title] for each in taken)
-        over = variance.geometric_mean([each["loop"] / each[title] for each in taken])
+        over = moderated.geometric_mean([each["loop"] / each[title] for each in taken])
         ends = "" if title == "loop" else f"{over.low - 1:+.1%} to {over.high - 1:+.1%}"
         print(f"| {title} | {rate:.4g} | {over.value - 1:+.1%} | {ends} |")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from perfexp.statistics import estimators, scaling, variance
+from perfexp.statistics import estimators, moderated, scaling
 
 RUNS = 1000
 Curve = Callable[[np.random.Generator, NDArray[np.float64]], NDArray[np.float64]]
@@ -72,7 +72,7 @@ def processes(count: int) -> str:
     for _ in range(RUNS):
         levels = np.exp(0.02 * rng.standard_normal(count))
         calls = levels[:, None] * np.exp(0.01 * rng.standard_normal((count, 200)))
-        interval = variance.geometric_mean(np.median(calls, axis=1))
+        interval = moderated.geometric_mean(np.median(calls, axis=1))
         together = estimators.median_interval(calls.ravel(), tau=1.0)
         covered += interval.low <= 1 <= interval.high
         pooled += together.low <= 1 <= together.high

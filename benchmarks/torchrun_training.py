@@ -54,7 +54,7 @@ from perfexp.plan import plan_file
 from perfexp.plan.config import Plan
 from perfexp.probes import queue, timing
 from perfexp.ranks import SETTLING_CALLS, start
-from perfexp.statistics import variance
+from perfexp.statistics import moderated
 from perfexp.statistics.estimators import Interval
 from perfexp.sweep import parse_sizes
 from perfexp.worker import rank_process
@@ -303,10 +303,10 @@ def main() -> int:
     print("\n| clock | images/s | ratio to torchrun |\n|---|---:|---:|")
     for clock, own in rates.items():
         ratios = [rate / plain for rate, plain in zip(own, rates[TORCHRUN], strict=True)]
-        ratio = "" if clock in (TORCHRUN, ALONE) else with_interval(variance.geometric_mean(ratios), ".4f")
-        print(f"| {clock} | {with_interval(variance.geometric_mean(own), '.4g')} | {ratio} |")
+        ratio = "" if clock in (TORCHRUN, ALONE) else with_interval(moderated.geometric_mean(ratios), ".4f")
+        print(f"| {clock} | {with_interval(moderated.geometric_mean(own), '.4g')} | {ratio} |")
     shares = [rate / arguments.gpus / one for rate, one in zip(rates[BURST], rates[ALONE], strict=True)]
-    print(f"\nScaling efficiency: {with_interval(variance.geometric_mean(shares), '.1%')}.")
+    print(f"\nScaling efficiency: {with_interval(moderated.geometric_mean(shares), '.1%')}.")
     step, messages = (statistics.fmean(taken[PERFEXP][part] for taken in rounds) for part in (0, 1))
     print(f"Control messages: {messages * 1e6:.1f} µs of a step of {step * 1e3:.4g} ms ({messages / step:.3%}).")
     return 0

@@ -21,6 +21,8 @@ _MINIMUM_BLOCK_SECONDS = 0.005
 _GROWTH = 0.1
 #: Blocks of a series that needs no more than the least samples and seconds, and blocks below which it goes on.
 _BLOCKS, _LEAST_BLOCKS = 8, 3
+#: Least effective samples of one of several processes.
+_FEWEST = 10.0
 #: Relative drift of the samples below which a series may end.
 _DRIFT_FLOOR = 0.0005
 #: Least overtime of a series without an interval; otherwise it is as long as the limit.
@@ -120,9 +122,9 @@ class Precision:
 
     The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5 finds in the
     whole series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
-    ≤ epsilon · median and n / τ ≥ `min_effective`; where a rate is computed from the mean, the mean's half-width has to
-    be as narrow; and the samples must not drift. A series without an interval at `max_seconds` takes overtime until
-    it has one: up to the same time again, but 2 s at least.
+    ≤ epsilon · median and n / τ ≥ `min_effective`, of which each process has a share; where a rate is computed from the
+    mean, the mean's half-width has to be as narrow; and the samples must not drift. A series without an interval at
+    `max_seconds` takes overtime until it has one: up to the same time again, but 2 s at least.
 
     Args:
         epsilon: relative half-width to reach.
@@ -135,7 +137,7 @@ class Precision:
         min_calls: least number of calls after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
-        min_effective: least number of effective samples.
+        min_effective: least number of effective samples of all processes together; of each, 10 at least.
         processes: least number of processes that measure the times, unless the plan sets `replicate`.
         most_processes: number after which no further process is added; null for none beyond the least.
         budget_seconds: time of a measurement, the starts of its processes included, within which they are added
@@ -272,6 +274,7 @@ class _PrecisionMonitor:
         self._calls_per_sample = calls_per_sample
         needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
         self._samples_needed = needed / rule.processes  # percentiles are those of the calls of all processes
+        self._effective_needed = max(min(_FEWEST, rule.min_effective), rule.min_effective / rule.processes)
         self._tail = max((p for p in percentiles if 50 < p <= rule.tail_percentile), default=None)
         self._met_before = False
         self._stretch = 1.0
@@ -310,7 +313,7 @@ class _PrecisionMonitor:
             return self._end("precision")
         self._met_before = met
         sample_seconds = call_seconds * k * self._stretch
-        floor = max(rule.min_effective, self._samples_needed, rule.min_seconds / sample_seconds)
+        floor = max(self._effective_needed, self._samples_needed, rule.min_seconds / sample_seconds)
         growth = max(_GROWTH * used.size, _MINIMUM_BLOCK_SECONDS / (call_seconds * k))
         wanted = min(max(floor / _BLOCKS, growth), max(rule.max_seconds / _BLOCKS / sample_seconds, growth))
         self.starts.append(samples.size)
@@ -332,7 +335,7 @@ class _PrecisionMonitor:
             return False
         used = np.concatenate(blocks)
         tau = estimators.autocorrelation_time(used)
-        if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
+        if used.size / tau < self._effective_needed or used.size < self._samples_needed * tau:
             return False
         centers = [blockwise.block_median, *([blockwise.block_mean] if self._of_rate else [])]
         widths = [center(blocks, tau).relative_half_width for center in centers]

@@ -35,7 +35,7 @@ _CANARY_CYCLES = 20_000_000
 #: Cycles of a reading between timed blocks: 0.2 ms at 2 GHz.
 _READING_CYCLES = 400_000
 #: Comparisons of a reading with the long kernel, from which its constant offset follows.
-_OFFSET_ROUNDS = 5
+_OFFSET_ROUNDS = 3
 #: Maximum wait for previous users of the device, and the interval of checks.
 _SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 
@@ -244,13 +244,13 @@ class CudaDevice(Device):
     @cached_property
     def record_seconds(self) -> float:  # type: ignore[override]
         """See `Device`; spins with an event after each, against the same spins without."""
-        repeats = 200
+        repeats, held_seconds = 100, 0.005
         events = [self.new_event() for _ in range(repeats)]
         start, end = self.new_event(), self.new_event()
 
         def spins(marks: list[Event]) -> float:
             torch.cuda.synchronize()
-            self.hold(0.02)
+            self.hold(held_seconds)
             self.record(start)
             for index in range(repeats):
                 _spin(20_000)
@@ -300,4 +300,5 @@ def open_device(
 
 def is_available(index: int = 0) -> bool:
     """Whether torch can use the device of an index."""
-    return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()
+    # counting devices asks NVML, which takes 0.1 s
+    return torch.cuda.is_available() and (index == 0 or 0 < index < torch.cuda.device_count())

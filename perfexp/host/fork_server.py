@@ -33,6 +33,8 @@ _IGNORED = {"HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST"}
 process_start: str | None = None
 #: Resident memory of its server that a forked process does not count: pages of libraries that the server has touched.
 uncounted_bytes = 0
+#: File in memory that the workers of one server inherit, for the random weights of a model; None without a server.
+weights_file: int | None = None
 
 
 class Unforkable(Exception):

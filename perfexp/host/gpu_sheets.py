@@ -11,6 +11,9 @@ import yaml
 
 from perfexp.errors import UserError
 
+#: Safe, and ten times as fast as its twin where yaml has its C library.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @dataclass(kw_only=True)
 class GpuFacts:
@@ -59,7 +62,7 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
     files: dict[str, GpuFile] = {}
     for file in (file for folder in folders for file in sorted(folder.glob("gpu/*.yaml"))):
         try:
-            node = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+            node = yaml.load(file.read_text(encoding="utf-8"), _LOADER) or {}
             re.compile(node.get("match") or "")
             files[file.stem] = GpuFile(match=node.get("match"), facts=GpuFacts.of_node(node.get("facts")))
         except (OSError, yaml.YAMLError, re.error, AttributeError, TypeError, ValueError) as error:

@@ -191,7 +191,7 @@ class Times:
         if self.takes_call_times:
             point.facts["device_method"] = "queue" if chunk else "none"
             if flush is None:
-                self._add_host_seconds(point, counted, chunk * k)
+                self._add_host_seconds(point, counted, chunk * k, call_seconds)
         else:
             chunk = 0
         if chunk:
@@ -202,8 +202,8 @@ class Times:
         if chunk:
             self._judge_device(point, chain, "device")
 
-    def _add_host_seconds(self, point: Point, call: timing.Call, calls: int) -> None:
-        host = depth.issue_seconds(call, self.device, calls) if calls else None
+    def _add_host_seconds(self, point: Point, call: timing.Call, calls: int, call_seconds: float) -> None:
+        host = depth.issue_seconds(call, self.device, calls, call_seconds) if calls else None
         reason = None if calls else "the call does not fit the launch queue, so the host waits while it issues the call"
         point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from perfexp.devices import Device
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import Execution, Precision
+from perfexp.models.initial_weights import initialized
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
@@ -41,9 +43,8 @@ class Timm:
         classes = self._num_classes or num_classes or _IMAGENET_CLASSES
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
-        torch.manual_seed(seed)
         return TorchSession(
-            self._build(classes),
+            initialized(partial(self._build, classes), self.name, classes, self._kwargs, seed=seed),
             kind=Classification(classes),
             name=self.name,
             device=device,

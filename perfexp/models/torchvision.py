@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from perfexp.devices import Device
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import Execution, Precision, Stem
+from perfexp.models.initial_weights import initialized
 from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
@@ -63,10 +65,8 @@ class Torchvision:
                 f"The data has {num_classes} classes, {self.name} with these settings has {classes}. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
-        torch.manual_seed(seed)
-        module = self._build(weights=published, num_classes=classes)
-        if self._stem is Stem.cifar:
-            self._give_small_stem(module, published)
+        settings = self.name, published, classes, self._stem, self._kwargs
+        module = initialized(partial(self._build, published, classes), *settings, seed=seed)
         if file is not None:
             load_weights(module, file)
         plain = self.name.removeprefix("quantized_")
@@ -101,7 +101,8 @@ class Torchvision:
         name = "DEFAULT" if self._weights in _RECOMMENDED else self._weights.rpartition(".")[2]
         return published[name] if name in published.__members__ else None
 
-    def _build(self, **settings: Any) -> torch.nn.Module:
+    def _build(self, weights: Any, classes: int) -> torch.nn.Module:
+        settings = {"weights": weights, "num_classes": classes}
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:
             settings["weights_backbone"] = None
@@ -118,6 +119,8 @@ class Torchvision:
         except (TypeError, ValueError) as error:
             raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
         assert isinstance(module, torch.nn.Module)
+        if self._stem is Stem.cifar:
+            self._give_small_stem(module, weights)
         return module
 
     def _give_small_stem(self, module: torch.nn.Module, published: Any) -> None:

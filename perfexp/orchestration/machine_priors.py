@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,8 @@ from perfexp.records.summary import rows
 from perfexp.statistics.moderated import Component
 from perfexp.statistics.prior import Prior
 
+#: Class of a figure, its variance between processes, and the degrees of freedom of that.
+_Figure = tuple[str, Annotated[float, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0)]]
 #: Number of figures of a class that are remembered, the newest.
 _MOST_FIGURES = 100
 #: Kinds of devices of which a machine has one; others have a UUID.
@@ -23,7 +25,7 @@ _SINGLE = ("cpu", "mps", "fake")
 
 def known_of(record: Record) -> dict[str, Prior]:
     """Return the priors of a record's device, by class: as the runs before it and its sweep refine them."""
-    return known(_cache(record), record.environment.get("device", {}).get("kind"), without=_group(record))
+    return known(_cache(record), fact_at(record.environment, "device.kind"), without=_group(record))
 
 
 def add(record: Record) -> None:
@@ -51,7 +53,7 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
     for uid, shown in cache.entries().items() if cache else ():
         try:
             is_other = not without or not uid.startswith(f"{without}/")
-            of_run = msgspec.convert(shown if is_other else [], list[tuple[str, float, float]])
+            of_run = msgspec.convert(shown if is_other else [], list[_Figure])
         except msgspec.ValidationError:  # another version of perfexp wrote it
             continue
         for name, variance, degrees in of_run:
@@ -59,8 +61,8 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
     return {name: prior.on(figures.get(name, ())[-_MOST_FIGURES:]) for name, prior in priors.of_kind(kind).items()}
 
 
-def _shown(record: Record) -> list[tuple[str, float, float]]:
-    """The class of each figure that several processes measured without disturbance, with its variance and degrees."""
+def _shown(record: Record) -> list[_Figure]:
+    """Return the figures that several processes measured without disturbance."""
     return [
         (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
         for row in rows(record)

@@ -18,9 +18,11 @@ _QUEUE_SHARE = 0.8
 _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
 #: Limit on the enqueued work of such an attempt, all of which has to be waited for, and its least number of samples. A
 #: graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
-_PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 1.0, 10
-#: Fills of the queue that the host time of issuing a call is the median of.
-_ISSUE_FILLS = 5
+_PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 0.1, 10
+#: Calls whose median is the rough time of one.
+_ROUGH_CALLS = 5
+#: Fills of the queue that the host time of issuing a call is the median of, and the device's work on one.
+_ISSUE_FILLS, _ISSUE_WORK_SECONDS = 5, 0.03
 
 
 def samples_in_queue(
@@ -95,20 +97,17 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     if single == 0 or flush is not None:
         return Fit(1, single)
     # by the device's own time: a call that waits for its host seems longer than the clock has to resolve
-    rough = max(float(np.median(Chain(call, device, min(single, 10))(10))), 1e-9)
-    k = estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
-    while k > 1:
-        if chunk := samples_in_queue(call, device, k):
-            return Fit(k, chunk, rough)
-        k //= 2
-    return Fit(1, single, rough)
+    rough = max(float(np.median(Chain(call, device, min(single, _ROUGH_CALLS))(_ROUGH_CALLS))), 1e-9)
+    k = min(single, estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds))
+    return Fit(k, single // k, rough)
 
 
-def issue_seconds(call: Call, device: Device, calls: int) -> float:
+def issue_seconds(call: Call, device: Device, calls: int, call_seconds: float = 0.0) -> float:
     """Return the host time of issuing a call while the launch queue is never full, seconds per call.
 
-    `calls` of them fit the launch queue of an asynchronous device.
+    `calls` of them fit the launch queue of an asynchronous device, which works on each for `call_seconds`.
     """
+    calls = min(calls, max(1, math.ceil(_ISSUE_WORK_SECONDS / max(call_seconds, 1e-9))))
     fills = []
     for _ in range(_ISSUE_FILLS):
         device.synchronize()

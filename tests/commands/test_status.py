@@ -89,8 +89,8 @@ def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimate
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~29 s left"),
-        (["gpu=cpu"], ", ~7.2 s left"),
+        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~22 s left"),
+        (["gpu=cpu"], ", ~7.0 s left"),
         (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~16 s left"),
         (["stopping=fixed"], ""),
         (["mode=train", "epochs=1"], ""),
@@ -385,8 +385,8 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
         f"{tmp_path / 's'}: sweep over axes, 1 of 4 runs have ended",
         "  model    default                            gemm",
         "  alexnet  10/10 done                         5/10 done, 5 missing, ~2 min 36 s left",
-        "  vgg16    0/10 done, 10 missing, ~29 s left  0/10 done, 10 missing, ~29 s left",
-        "in all: 25/50 done, 25 missing, ~3 min 34 s left",
+        "  vgg16    0/10 done, 10 missing, ~22 s left  0/10 done, 10 missing, ~22 s left",
+        "in all: 25/50 done, 25 missing, ~3 min 22 s left",
     ]
 
 

@@ -1,0 +1,84 @@
+"""Random initial weights, drawn once for all workers that one server forks: those of vgg16 take two seconds."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from torch.overrides import TorchFunctionMode
+
+from perfexp.host import fork_server
+
+#: Largest share of the memory that is free for weights kept between two workers.
+_MOST_OF_MEMORY = 0.05
+#: Functions that fill a parameter with random values, by their names in torch.nn.init and of torch.Tensor.
+_DRAWS = {"normal_", "uniform_", "erfinv_", "kaiming_normal_", "kaiming_uniform_"}
+
+
+class _Undrawn(TorchFunctionMode):
+    """While entered, parameters are not filled with random values."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        filled = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") not in _DRAWS or not isinstance(filled, torch.nn.Parameter):
+            return func(*args, **kwargs)
+        return filled.zero_() if func is torch.Tensor.normal_ else filled  # zero, which a truncation does not reject
+
+
+def initialized(build: Callable[[], torch.nn.Module], *identity: object, seed: int) -> torch.nn.Module:
+    """Return the module that `build` makes on the CPU with a seed; a worker that another preceded reads its weights.
+
+    Args:
+        identity: everything that the module depends on beside the seed.
+    """
+    torch.manual_seed(seed)
+    if (file := fork_server.weights_file) is None:
+        return build()
+    digest = hashlib.sha256(repr((identity, seed)).encode()).digest()
+    with _locked(file):
+        if os.pread(file, len(digest), 0) == digest:
+            with _Undrawn():
+                module = build()
+            state = torch.get_rng_state()  # as after the draws
+            _transfer(os.preadv, file, [*_tensors(module), state], len(digest))
+            torch.set_rng_state(state)
+            return module
+        module = build()
+        os.ftruncate(file, 0)
+        tensors = [*_tensors(module), torch.get_rng_state()]
+        is_small = sum(tensor.nbytes for tensor in tensors) < _MOST_OF_MEMORY * psutil.virtual_memory().available
+        if is_small and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+            _transfer(os.pwritev, file, tensors, len(digest))
+            os.pwrite(file, digest, 0)  # at last: a worker that is killed before leaves none
+    return module
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """While entered, no other worker of the server uses the file; ranks begin together."""
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+
+
+def _transfer(move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int) -> None:
+    """Read tensors from a file or write them to it, one after the other from a place on."""
+    for tensor in tensors:
+        memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), place + tensor.nbytes
+        while place < end:
+            place += move(file, [memory[memory.size - (end - place) :]], place)

@@ -1,0 +1,73 @@
+"""Random weights that a worker reads are those that it would have drawn."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from perfexp.host import fork_server
+from perfexp.models.initial_weights import initialized
+from perfexp.models.torchvision import Torchvision
+
+#: One model of each way to initialize: all of torchvision's have been compared once.
+_USUAL = ("resnet18", "vit_b_16", "mobilenet_v3_small", "inception_v3", "swin_t", "fcn_resnet50", "r3d_18", "alexnet")
+
+
+def tensors(module):
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@pytest.fixture
+def file(monkeypatch):
+    file = os.memfd_create("weights")
+    monkeypatch.setattr(fork_server, "weights_file", file)
+    yield file
+    os.close(file)
+
+
+def opened(name, seed):
+    model = Torchvision(name=name)
+    module = initialized(partial(model._build, None, 10), name, seed=seed)
+    return tensors(module), torch.rand(3)
+
+
+@pytest.mark.parametrize("name", _USUAL)
+def test_weights_and_random_numbers_are_those_of_a_worker_alone(name, file, monkeypatch):
+    with monkeypatch.context() as alone:
+        alone.setattr(fork_server, "weights_file", None)
+        expected, following = opened(name, 3)
+    for _ in range(2):  # written, then read
+        found, random = opened(name, 3)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        assert torch.equal(random, following)
+
+
+def test_weights_are_read_instead_of_drawn(file):
+    first, _ = opened("resnet18", 1)
+    size = os.fstat(file).st_size
+    assert size > sum(tensor.nbytes for tensor in first.values())
+    os.pwrite(file, bytes(size - 32 - 5056), 32)
+    assert not any(tensor.any() for tensor in opened("resnet18", 1)[0].values())
+
+
+@pytest.mark.parametrize(("name", "seed"), [("resnet18", 2), ("resnet34", 1)])
+def test_another_model_or_seed_has_weights_of_its_own(name, seed, file, monkeypatch):
+    opened("resnet18", 1)
+    found, _ = opened(name, seed)
+    monkeypatch.setattr(fork_server, "weights_file", None)
+    expected, _ = opened(name, seed)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_weights_that_take_much_memory_are_drawn_each_time(file, monkeypatch):
+    monkeypatch.setattr("perfexp.models.initial_weights._MOST_OF_MEMORY", 0.0)
+    opened("resnet18", 1)
+    assert os.fstat(file).st_size == 0
+
+
+def test_a_module_that_is_not_on_the_host_is_left_alone(file):
+    module = initialized(lambda: torch.nn.Linear(3, 4, device="meta"), seed=1)
+    assert module.weight.device.type == "meta"
+    assert os.fstat(file).st_size == 0
