@@ -27,6 +27,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from perfexp.records import priors
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.moderated import Component, Repeats
@@ -107,18 +108,18 @@ def _records(content: object, name: str) -> Iterator[tuple[str, dict]]:
 
 
 def of_record(record: Record, name: str) -> Iterator[dict]:
-    """The cells of a record: its points that several processes measured."""
+    """The cells of a record: the figures of its processes beside which nothing else ran."""
     device = record.environment.get("device", {})
-    for row in rows(record):
-        figures = {of: list(one.values) for of, one in row.figures.items() if len(one.values) > 1}
+    record = msgspec.structs.replace(record, points=[point for point in record.points if not disturbed(point.doubts)])
+    for row in [] if disturbed(record.doubts) else rows(record):
+        figures = {of: list(one.values) for of, one in row.figures.items()}
         memory = [
             found.value
             for point in record.points
             if point.key.is_timed and (point.key.phase, point.key.batch_size) == (row.key.phase, row.key.batch_size)
             if point.key.input_size == row.key.input_size and (found := point.metric("memory/peak_bytes"))
         ]
-        is_disturbed = any(doubt.code in priors.DISTURBED for doubt in (*row.doubts, *record.doubts))
-        if figures and device.get("kind") in ("cuda", "cpu") and not is_disturbed:
+        if figures and device.get("kind") in ("cuda", "cpu") and not disturbed(row.doubts):
             yield {
                 "device": device["name"],
                 "kind": device["kind"],
@@ -127,10 +128,16 @@ def of_record(record: Record, name: str) -> Iterator[dict]:
                 "model": record.plan["model"]["name"],
                 "phase": row.key.phase,
                 "batch": row.key.batch_size,
+                "size": list(row.key.input_size),
                 "bound_by": row.bound_by,
                 "seconds": {of: values for of, values in figures.items() if of not in ("p95", "throughput")},
                 **({"bytes": memory} if len(memory) > 1 else {}),
             }
+
+
+def disturbed(doubts: list[Diagnostic] | tuple[Diagnostic, ...]) -> bool:
+    """Whether other work ran beside a measurement."""
+    return any(doubt.code in priors.DISTURBED for doubt in doubts)
 
 
 def classes(cells: list[dict]) -> dict[str, list[tuple[dict, str, tuple[float, ...]]]]:
@@ -138,7 +145,7 @@ def classes(cells: list[dict]) -> dict[str, list[tuple[dict, str, tuple[float, .
     groups: dict[str, list[tuple[dict, str, tuple[float, ...]]]] = defaultdict(list)
     for cell in cells:
         for name, values in {**cell["seconds"], "memory": cell.get("bytes", [])}.items():
-            if len(values) > 1:
+            if values:
                 groups[priors.class_of(name, cell["bound_by"])].append((cell, name, tuple(values)))
     return groups
 
@@ -156,8 +163,8 @@ def fits(cells: list[dict]) -> dict[str, Prior]:
         found[name] = Prior(
             variance=float(f"{variance:.3g}"),
             degrees=float(f"{degrees:.3g}"),
-            server=float(f"{between_servers(members):.3g}") if name == priors.HOST_BOUND else 0.0,
-            cells=len(members),
+            server=float(f"{between_servers(members, variance):.3g}") if name == priors.HOST_BOUND else 0.0,
+            cells=sum(len(values) > 1 for *_, values in members),
             origin=", ".join(sorted({cell["device"] for cell, *_ in members})),
         )
     return found
@@ -180,17 +187,21 @@ def fit(variances: list[tuple[float, float]]) -> tuple[float, float]:
     return variance, degrees
 
 
-def between_servers(members: list[tuple[dict, str, tuple[float, ...]]]) -> float:
-    """Variance between servers of forked processes, from figures that processes of several servers have measured."""
+def between_servers(members: list[tuple[dict, str, tuple[float, ...]]], typical: float) -> float:
+    """Variance between servers of forked processes, which run at different times, from figures that several have.
+
+    `typical` is the variance between processes, for a server with a single one.
+    """
     groups: dict[tuple, list[np.ndarray]] = defaultdict(list)
     for cell, figure, values in members:
         if cell.get("start") == "forked":
-            subject = cell["device"], cell["model"], cell["phase"], cell["batch"], figure, len(values)
+            subject = cell["device"], cell["model"], cell["phase"], cell["batch"], str(cell.get("size")), figure
             groups[subject].append(np.log(values))
     parts = []
     for logs in groups.values():
         if len(logs) > 1:
-            explained = statistics.fmean(float(one.var(ddof=1)) / one.size for one in logs)
+            own = [float(one.var(ddof=1)) if one.size > 1 else typical for one in logs]
+            explained = statistics.fmean(variance / one.size for variance, one in zip(own, logs, strict=True))
             parts.append((statistics.variance(float(one.mean()) for one in logs) - explained, len(logs) - 1))
     degrees = sum(count for _, count in parts)
     return max(sum(part * count for part, count in parts) / degrees, 0.0) if degrees else 0.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace as replace_key
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -20,6 +21,7 @@ from perfexp.errors import UserError
 from perfexp.records.record import Epoch, Metric, Point, Series, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import Prior
 from tests.simulation import adapted
 
 PAIRS = 200
@@ -66,8 +68,6 @@ def repeats(*values):
 
 def test_the_ratio_of_two_samples_is_that_of_welchs_test():
     """`scipy.stats.ttest_ind` on the logarithms."""
-    from scipy import stats
-
     one, two = (1.0, 1.02, 0.99, 1.01), (1.1, 1.13, 1.08)
     found = ratios.log_ratio(repeats(*two), repeats(*one))
     expected = stats.ttest_ind(np.log(two), np.log(one), equal_var=False)
@@ -211,6 +211,19 @@ def test_settings_that_are_on_or_off_are_spelled_as_they_are_set():
 def test_each_further_side_is_compared_with_the_first():
     found = compare(named("one"), named("two"), named("three"))
     assert [pair.side for pair in found.pairs] == ["B", "C"]
+
+
+@pytest.mark.parametrize(("ratio", "word"), [(1.045, "UNDECIDED"), (1.1, "SLOWER")])
+def test_a_verdict_on_one_process_of_each_side_has_the_level_of_one_percent(ratio, word):
+    one, two = named("one", points=[[1.0]]), named("two", points=[[ratio]])
+    for made in (one, two):
+        made.priors = dict.fromkeys(("device", "host-bound"), Prior(variance=1e-4, degrees=100.0))
+    found = compare(one, two)
+    [pair] = [pair for pair in found.pairs if pair.processes == (1, 1)]
+    assert pair.word == word
+    half_width = stats.t.ppf(0.995, 200) * math.sqrt(2e-4)
+    assert pair.high == pytest.approx(ratio * math.exp(half_width), rel=1e-3)
+    assert any("a 99 % interval" in note for note in comparison_table.grid(found, found.sides[1]).notes)
 
 
 def twice():

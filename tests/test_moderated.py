@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from perfexp.records import priors
+from perfexp.records import diagnostics, priors
+from perfexp.records.record import Key, Point, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Component, Repeats, geometric_mean, pooled
@@ -149,8 +150,34 @@ def test_the_shipped_priors_have_what_figures_of_each_kind_need():
         assert {"host-bound", "memory"} <= known.keys(), kind
         assert all(one.cells >= 4 and one.origin for one in known.values()), kind
     assert {"device", "latency", "rate"} <= priors.of_kind("cuda").keys()
-    server = priors.of_kind("cuda")["host-bound"].server
+
+
+def timed(**facts):
+    doubts = (
+        [diagnostics.make("busy_host", load=facts["other_cpu_cores"], cores=2)] if "other_cpu_cores" in facts else []
+    )
+    key = Key(phase="inference", input_size=(32, 32), batch_size=1, precision="fp32", replicate=0)
+    return Point(key=key, status=Status.OK, facts=facts, doubts=doubts)
+
+
+def test_processes_of_a_server_share_it_and_fresh_ones_do_not():
+    known = priors.of_kind("cuda")
+    server = known["host-bound"].server
     assert server > 0
-    for is_forked in (True, False):
-        found = priors.find(priors.of_kind("cuda"), "latency", "launch", is_forked=is_forked)
-        assert found.server == (server if is_forked else 0.0)
+    of_gpu = {"device_method": "queue", "bound_by": "launch"}
+    assert priors.find(known, [timed(**of_gpu, process_start="forked")], "latency").server == server
+    assert priors.find(known, [timed(**of_gpu, process_start="fresh")], "latency").server == 0.0
+    assert priors.find(known, [timed(device_method="queue", process_start="forked")], "device").server == 0.0
+
+
+def test_other_work_on_a_cpu_widens_the_interval_of_a_run_but_not_of_one_in_turn():
+    known = priors.of_kind("cpu")
+    idle, busy = timed(process_start="forked"), timed(process_start="forked", other_cpu_cores=1.0)
+    usual = priors.find(known, [idle, idle], "latency").server
+    assert priors.find(known, [busy, busy], "latency").server == pytest.approx(usual + math.log(2) ** 2)
+    assert priors.find(known, [idle, busy], "latency").server == pytest.approx(usual + (math.log(2) / 2) ** 2)
+    assert priors.find(known, [busy], "memory").server == priors.find(known, [idle], "memory").server
+    of_gpu = timed(process_start="fresh", device_method="queue", other_cpu_cores=1.0)
+    assert priors.find(priors.of_kind("cuda"), [of_gpu], "latency").server == 0.0
+    figure = Repeats(values=(1.0, 1.01, 0.99), prior=priors.find(known, [busy], "latency"))
+    assert figure.half_width > 3 * figure.without_server().half_width

@@ -23,6 +23,8 @@ from perfexp.summaries.subject import common_device
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Whose the figures of a run on several devices are.
 _OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
+#: Level of a verdict on one process of each side: that they differ as is typical is only assumed.
+_ALONE = 0.01
 #: Relative rounding error of a figure.
 _ROUNDING = 1e-12
 #: Verdicts on time and on cycles that disagree, and why.
@@ -148,8 +150,13 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                     figures=both,
                     ratio=LogRatio(value=ratio.value) if ratio and level == 0 else ratio,
                     confounders=tuple(one for one in differences if one.affects(measure)),
-                    level=ALPHA if level is None else level,
+                    level=level if level is not None else _ALONE if _is_alone(both) else ALPHA,
                 )
+
+
+def _is_alone(figures: tuple[Repeats, Repeats]) -> bool:
+    """Whether neither side shows how much its processes differ."""
+    return all(len(one.values) == 1 for one in figures)
 
 
 def _measures_alone(

@@ -11,7 +11,7 @@ import msgspec
 
 from perfexp.records import priors
 from perfexp.records.cold_starts import first_predictions
-from perfexp.records.point_times import GRAPH, is_forked
+from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
 from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
@@ -68,7 +68,7 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
     found: dict[Key, dict[str, Repeats]] = {}
     for row in rows(record):
         if (of := points.get(row.key)) and any(point.key == row.key for point in of):
-            prior = partial(priors.find, known, bound_by=row.bound_by, is_forked=is_forked(of[0]))
+            prior = partial(priors.find, known, of)
             times = {name: one for name, one in row.figures.items() if name != "throughput"}
             if rate := times.pop("samples_per_second", None):
                 times["throughput"] = rate

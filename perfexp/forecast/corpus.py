@@ -184,7 +184,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
     for phase in dict.fromkeys(point.key.phase for point in record.points if point.key.is_timed):
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
-        of_processes = priors.find(priors.of_record(record), "energy", None, is_forked=False)
+        of_processes = priors.of_record(record).get(priors.class_of("energy", None))
         found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
         for quantity, (kind, values) in found.items():

@@ -31,6 +31,11 @@ def is_forked(point: Point) -> bool:
     return point.facts.get("process_start") == "forked"
 
 
+def is_of_gpu(point: Point) -> bool:
+    """Whether an asynchronous device worked on its calls."""
+    return "device_method" in point.facts
+
+
 def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
     """Median seconds per call of the first of the named series that has samples; None without samples."""
     for name in names:

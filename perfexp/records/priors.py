@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.record import Record
+from perfexp.records.point_times import DEVICE_TIMES, is_forked, is_of_gpu
+from perfexp.records.record import Point, Record
 from perfexp.statistics.prior import Prior
 
 #: Priors by kind of device and class, fitted by `benchmarks/process_components.py`.
@@ -52,11 +54,34 @@ def of_any(kind: str | None) -> dict[str, Prior]:
 
 def of_record(record: Record) -> dict[str, Prior]:
     """The priors of a record by class: those that were known when it was measured, otherwise those of the package."""
-    return record.priors or of_any(record.environment.get("device", {}).get("kind"))
+    device = record.environment.get("device")
+    kind = device.get("kind") if isinstance(device, dict) else None
+    return record.priors or of_any(kind if isinstance(kind, str) else None)
 
 
-def find(priors: Mapping[str, Prior], figure: str, bound_by: str | None, *, is_forked: bool) -> Prior | None:
-    """Return the prior of a figure; a server is shared by processes that are forked from it."""
-    name = class_of(figure, bound_by)
+def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str) -> Prior | None:
+    """Return the prior of a figure that the processes of a point have measured.
+
+    Processes that are forked from one server share it, and all of a run share the time when they run: other work on a
+    CPU's cores then.
+    """
+    first = points[0]
+    name = class_of(figure, first.facts.get("bound_by"))
     prior = priors.get(name) or (priors.get("device") if name == "latency" else priors.get(HOST_BOUND))
-    return prior if prior is None or is_forked else msgspec.structs.replace(prior, server=0.0)
+    if prior is None:
+        return None
+    shared = prior.server if is_forked(first) else 0.0
+    if name == HOST_BOUND and not is_of_gpu(first):
+        shared += statistics.fmean(map(_of_other_work, points)) ** 2
+    return msgspec.structs.replace(prior, server=shared)
+
+
+def _of_other_work(point: Point) -> float:
+    """Return by how much other work slows down a process whose threads use all cores, on a logarithmic scale.
+
+    The call waits for its slowest thread, which shares its core with other processes for a part of the time.
+    """
+    cores = point.facts.get("other_cpu_cores")
+    if not isinstance(cores, float) or all(doubt.code != "busy_host" for doubt in point.doubts):
+        return 0.0
+    return math.log1p(min(max(cores, 0.0), 1.0))

@@ -14,7 +14,7 @@ from perfexp.records import disturbances, estimates, growth, idleness, priors, r
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
-    is_forked,
+    is_of_gpu,
     samples_per_call,
     series_of,
     summary_of,
@@ -175,8 +175,8 @@ def row(
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
     if known is None:
-        known = priors.of_any("cuda" if "device_method" in first.facts else "cpu")
-    prior = partial(priors.find, known, bound_by=bound_by, is_forked=is_forked(first))
+        known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
+    prior = partial(priors.find, known, points)
     times, figures, processes = {}, dict[str, Repeats](), {}
     for name in TIME_KINDS:
         if measured := comparable(points, name):

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfexp.records import priors
 from perfexp.records.paths import RunPaths
-from perfexp.records.point_times import is_forked, loop_interval
+from perfexp.records.point_times import loop_interval
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
 from perfexp.speed.result import Mode, Speed
 from perfexp.statistics import estimators
@@ -42,8 +42,7 @@ def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Spee
     point, plan = processes[0], record.plan
     num_gpus = _num_gpus(point.facts, plan)
     times = [time for one in processes if one.status is Status.OK and (time := loop_interval(one)) and time.value > 0]
-    bound_by = point.facts.get("bound_by")
-    prior = priors.find(priors.of_record(record), "samples_per_second", bound_by, is_forked=is_forked(point))
+    prior = priors.find(priors.of_record(record), processes, "samples_per_second")
     time = Repeats.of(times, prior).interval if times and point.status is Status.OK else None
     rate = _rate(time, point.key.batch_size * num_gpus) if time else None
     if time is None or rate is None:
