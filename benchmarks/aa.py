@@ -3,12 +3,12 @@
     python benchmarks/aa.py --runs=20 model=resnet18 input_size=96 mode=inference
     python benchmarks/aa.py --runs=8 "model=resnet50 batch_size=[1,16]" "model=convnext_tiny batch_size=8"
 
-Each command runs as often as `--runs` says, in turns, each run in fresh processes. For each point and kind of time: the
-share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint, the standard
-deviation between runs, and the median printed half-width. With `--json=FILE` also every interval. Then the verdicts of
+Each command runs as often as `--runs` says, in turns, each with processes of its own. For each point and kind of time:
+the share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint, the
+standard deviation between runs, and the median printed half-width. With `--json=FILE` also every interval. Then the verdicts of
 `perfexp compare` on the first and second run, the third and fourth, …: every FASTER and SLOWER is false.
 
-The history of runs, which widens intervals from the third run on, is empty at the beginning.
+Nothing is known of the machine at the beginning; what the runs show of it refines the priors of later ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Cells = dict[str, list[Interval]]
 
 
 def run(command: str, folder: Path) -> Record:
-    """Measure once in fresh processes."""
+    """Measure once."""
     arguments = [sys.executable, "-m", "perfexp", *shlex.split(command), "tracking=none", f"output_dir={folder}"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder.parent / "cache")}
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)

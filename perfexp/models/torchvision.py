@@ -65,6 +65,8 @@ class Torchvision:
                 f"The data has {num_classes} classes, {self.name} with these settings has {classes}. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
+        if published is not None and self._stem is Stem.cifar:
+            raise UserError(f"The weights {published} are for model.stem=imagenet; leave one of the two out.")
         settings = self.name, published, classes, self._stem, self._kwargs
         module = initialized(partial(self._build, published, classes), *settings, seed=seed)
         if file is not None:
@@ -120,15 +122,13 @@ class Torchvision:
             raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
         assert isinstance(module, torch.nn.Module)
         if self._stem is Stem.cifar:
-            self._give_small_stem(module, weights)
+            self._give_small_stem(module)
         return module
 
-    def _give_small_stem(self, module: torch.nn.Module, published: Any) -> None:
+    def _give_small_stem(self, module: torch.nn.Module) -> None:
         """Replace the first layers by those for images of 32 × 32, initialized as torchvision's."""
         if not isinstance(module, models.ResNet):
             raise UserError(f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out.")
-        if published is not None:
-            raise UserError(f"The weights {published} are for model.stem=imagenet; leave one of the two out.")
         module.conv1 = torch.nn.Conv2d(3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False)
         torch.nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
         module.maxpool = torch.nn.Identity()

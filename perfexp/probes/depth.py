@@ -18,11 +18,11 @@ _QUEUE_SHARE = 0.8
 _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
 #: Limit on the enqueued work of such an attempt, all of which has to be waited for, and its least number of samples. A
 #: graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
-_PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 0.1, 10
+_PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 0.05, 5
 #: Calls whose median is the rough time of one.
 _ROUGH_CALLS = 5
 #: Fills of the queue that the host time of issuing a call is the median of, and the device's work on one.
-_ISSUE_FILLS, _ISSUE_WORK_SECONDS = 5, 0.03
+_ISSUE_FILLS, _ISSUE_WORK_SECONDS = 3, 0.02
 
 
 def samples_in_queue(

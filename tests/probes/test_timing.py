@@ -119,12 +119,12 @@ def test_a_call_of_many_launches_still_fits():
 def test_the_queue_is_filled_to_find_out_how_much_it_takes(launches, fits):
     """1,000 places and an event for each sample; four fifths of what goes in."""
     device = FakeDevice(enqueue_seconds=5e-6, queue_depth=1000)
-    found = depth.samples_in_queue(repeat(device, 5e-5, launches=launches), device)
+    found = depth.samples_in_queue(repeat(device, 2e-5, launches=launches), device)
     assert found == pytest.approx(fits, abs=1)
     assert (found == 0) == (fits == 0)
 
 
-@pytest.mark.parametrize(("work_seconds", "most"), [(60e-3, 10), (0.5, 10), (5e-3, 20)])
+@pytest.mark.parametrize(("work_seconds", "most"), [(60e-3, 5), (0.5, 5), (5e-3, 10)])
 def test_no_more_work_is_enqueued_than_is_worth_waiting_for(work_seconds, most):
     """A launch takes the host 50 µs whatever it launches: 600 fit into a hold, and the device would work for 36 s."""
     device = FakeDevice(enqueue_seconds=50e-6, queue_depth=1000)
