@@ -3,10 +3,11 @@
     python benchmarks/aa.py --runs=20 model=resnet18 input_size=96 mode=inference
     python benchmarks/aa.py --runs=8 "model=resnet50 batch_size=[1,16]" "model=convnext_tiny batch_size=8"
 
-Each command runs as often as `--runs` says, in turns, each with processes of its own. For each point and kind of time:
-the share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint, the
-standard deviation between runs, and the median printed half-width. With `--json=FILE` also every interval. Then the verdicts of
-`perfexp compare` on the first and second run, the third and fourth, …: every FASTER and SLOWER is false.
+Each command runs as often as `--runs` says, in turns, each with processes of its own. For each point and kind of
+time: the share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint,
+the standard deviation between runs, and the median printed half-width. With `--json=FILE` also every interval. Then
+the verdicts of `perfexp compare` on the first and second run, the third and fourth, …: every FASTER and SLOWER is
+false.
 
 Nothing is known of the machine at the beginning; what the runs show of it refines the priors of later ones.
 """

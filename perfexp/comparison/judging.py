@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfexp import __version__
 from perfexp.comparison import comparability, device_summary, layer_differences, pairing
@@ -23,8 +23,9 @@ from perfexp.summaries.subject import common_device
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Whose the figures of a run on several devices are.
 _OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
-#: Level of a verdict on one process of each side: that they differ as is typical is only assumed.
-_ALONE = 0.01
+#: Level and most degrees of freedom of a verdict on one process of each side: either may be one of the few that are
+#: far from the others, which only several show.
+_ALONE, _ALONE_DEGREES = 0.01, 3.0
 #: Relative rounding error of a figure.
 _ROUNDING = 1e-12
 #: Verdicts on time and on cycles that disagree, and why.
@@ -143,6 +144,9 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                 if level is not None:  # processes that took turns were forked from one server
                     both = both[0].without_server(), both[1].without_server()
                 ratio = ratios.log_ratio(both[1], both[0]) if both[0].mean and both[1].mean else None
+                is_alone = level is None and _is_alone(both)
+                if ratio and is_alone:
+                    ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 yield _Draft(
                     side=other.name,
                     measure=measure,
@@ -150,7 +154,7 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                     figures=both,
                     ratio=LogRatio(value=ratio.value) if ratio and level == 0 else ratio,
                     confounders=tuple(one for one in differences if one.affects(measure)),
-                    level=level if level is not None else _ALONE if _is_alone(both) else ALPHA,
+                    level=_ALONE if is_alone else ALPHA if level is None else level,
                 )
 
 
