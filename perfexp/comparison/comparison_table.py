@@ -170,7 +170,7 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
         notes.append("p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run")
     if any(pair.processes == (1, 1) and pair.low is not None for pair in pairs):
-        notes.append("one process of each side: a 99 % interval, since either may be one of the few that are far from the others")
+        notes.append("one process of each side: a 99 % interval, since either may be far from most others")
     if undefined := [pair for pair in pairs if pair.ratio is None]:
         names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
