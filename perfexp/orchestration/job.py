@@ -129,7 +129,7 @@ class Run:
         """
         job, whole = self._job, self.assignment.whole
         numbers = job.replicates if replicate is None else [replicate]
-        keys = [key for key in job.timed if key.replicate in numbers]
+        keys = [key for key in job.timed if key.replicate <= max(numbers, default=0)]
         left = [key for key in _left(job) if key.replicate in numbers]
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
