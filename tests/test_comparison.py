@@ -221,6 +221,7 @@ def test_a_verdict_on_one_process_of_each_side_allows_for_one_that_is_far_from_o
     found = compare(one, two)
     [pair] = [pair for pair in found.pairs if pair.processes == (1, 1)]
     assert pair.word == word
+    assert (pair.further_processes is not None) is (word == "UNDECIDED")
     half_width = stats.t.ppf(0.995, 3) * math.sqrt(2e-4)
     assert pair.high == pytest.approx(ratio * math.exp(half_width), rel=1e-3)
     assert any("a 99 % interval" in note for note in comparison_table.grid(found, found.sides[1]).notes)

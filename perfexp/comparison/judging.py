@@ -144,9 +144,9 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                 if level is not None:  # processes that took turns were forked from one server
                     both = both[0].without_server(), both[1].without_server()
                 ratio = ratios.log_ratio(both[1], both[0]) if both[0].mean and both[1].mean else None
-                is_alone = level is None and _is_alone(both)
-                if ratio and is_alone:
-                    ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
+                own_level = ALPHA if level is None else level
+                if level is None and _is_alone(both):
+                    own_level, ratio = _ALONE, ratio and replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 yield _Draft(
                     side=other.name,
                     measure=measure,
@@ -154,7 +154,7 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
                     figures=both,
                     ratio=LogRatio(value=ratio.value) if ratio and level == 0 else ratio,
                     confounders=tuple(one for one in differences if one.affects(measure)),
-                    level=_ALONE if is_alone else ALPHA if level is None else level,
+                    level=own_level,
                 )
 
 
@@ -272,7 +272,7 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
     baseline, other = draft.figures
     further = None  # further processes measure times and memory only
     is_repeated = measure.metric is None or max(len(one.values) for one in draft.figures) > 1
-    if ratio and verdict is Verdict.UNDECIDED and is_repeated and draft.level == ALPHA:
+    if ratio and verdict is Verdict.UNDECIDED and is_repeated and draft.level in (ALPHA, _ALONE):
         further = ratios.further_processes(other, baseline, ratio, settings.margin)
     return Compared(
         side=draft.side,

@@ -47,7 +47,8 @@ class Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         distributions.preload()  # with threads of OpenBLAS's, as numpy: a forked process starts its own
-        fork_server.weights_file = os.memfd_create("random weights")
+        with suppress(AttributeError, OSError):  # a Python built for an old glibc, too many open files
+            fork_server.weights_file = os.memfd_create("random weights")
         self._children: dict[int, tuple[int, int]] = {}  # process and pipe for its status, by its pidfd
         # of a debugger, or of a tracer, which sitecustomize has started
         self._spoilt = "this process has further threads" if threading.active_count() > 1 else self._opened()
