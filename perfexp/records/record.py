@@ -14,6 +14,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
+from perfexp.records import old_names
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.prior import Prior
 
@@ -442,6 +443,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
             record = untrusted.from_json(text, cls)
             _check(record.points)
             _check_points(record.points)
+            record.plan = old_names.plan_of_today(record.plan)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record
