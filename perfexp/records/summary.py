@@ -82,6 +82,15 @@ class Row:
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
 
+    def metric(self, name: str) -> Metric | None:
+        """The metric with this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """The value of the metric with this name; None without one."""
+        metric = self.metric(name)
+        return metric.value if metric else None
+
     @property
     def time(self) -> blockwise.Summary | None:
         """Statistics of the representative time, in seconds per call."""

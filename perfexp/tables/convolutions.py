@@ -22,7 +22,7 @@ from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.summaries.wording import interval_text, percent_range
-from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
+from perfexp.tables.flat import Cell, Line, columns_of, to_ms
 
 #: What the statuses of a pass that ran as requested say about its kernels.
 _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}

@@ -17,7 +17,7 @@ from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.remarks import Raised, raised_diagnostics
 from perfexp.summaries.sweep_summary import diagnostics_of
-from perfexp.tables import tidy
+from perfexp.tables import flat
 
 #: Version of the document.
 _FORMAT = 1
@@ -37,8 +37,8 @@ def of_run(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> 
         "status": record.status.value,
         "diagnostics": [{**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised],
         "points": [
-            {name: cell for name, cell in line.items() if cell is not None and name not in tidy.IDENTITY}
-            for line in tidy.points(record, folder, further)
+            {name: cell for name, cell in line.items() if cell is not None and name not in flat.IDENTITY}
+            for line in flat.points(record, folder, further)
         ],
     }
 

@@ -16,7 +16,7 @@ from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.tables import layer_groups
-from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
+from perfexp.tables.flat import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
 _TOP = 7
