@@ -85,7 +85,7 @@ def _latency_text(row: Row) -> str:
 
 def _graph_text(row: Row) -> str:
     time = row.times.get(GRAPH)
-    return wording.bare_time(time.median) if time and row.time_kind != GRAPH else ""
+    return wording.bare(time.median) if time and row.time_kind != GRAPH else ""
 
 
 def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
@@ -154,7 +154,7 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     medians = [row.time.median for row in totals if row.time]
     columns = [
         *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
-        Column(wording.median_title(kinds), map(wording.bare_time, medians)),
+        Column(wording.median_title(kinds), map(wording.bare, medians)),
         Column("CI95", map(wording.range_text, medians)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
         Column("spread", (wording.percent(row.spread or 0.0) for row in totals)),
@@ -331,13 +331,13 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
     services = (wording.service_time(row) for row in rows)
     intervals = (wording.percentile(service[1], number) if service else None for service in services)
-    cells = (wording.interval_or_about(interval) if interval else "" for interval in intervals)
+    cells = map(wording.interval_or_about, intervals)
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
-    return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
+    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def _pooled_note(rows: Sequence[Row], asked: Sequence[float]) -> str:

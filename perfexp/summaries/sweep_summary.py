@@ -134,7 +134,7 @@ def in_a_line(record: Record) -> str:
     by_phase = _by_phase(record)
     parts = []
     for table in by_phase:
-        rate = wording.bare_rate(timed[0]) if len(timed := _timed(table)) == 1 else ""
+        rate = wording.rate_text(timed[0].samples_per_second) if len(timed := _timed(table)) == 1 else ""
         words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
@@ -174,7 +174,7 @@ def _times(table: Sequence[Row]) -> str:
     if len(timed) < 2:
         return wording.median_text(timed[0]) if timed else ""
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
-    return f"{wording.bare_time(medians[0])} … {wording.bare_time(medians[-1])}"
+    return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
 
 
 def _rates(table: Sequence[Row]) -> str:

@@ -22,7 +22,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, median_text, row_rate_text
+from perfexp.summaries.wording import bare, median_text, row_rate_text
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
 NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
@@ -203,7 +203,7 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
 
 def _bare(row: Row) -> str:
     """The time of a row without its interval, `≈` before it if that is missing."""
-    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare_time(row.time.median)}" if row.time and row.time_kind else ""
+    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare(row.time.median)}" if row.time and row.time_kind else ""
 
 
 def _signed(*blocks: str) -> str:
