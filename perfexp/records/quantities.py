@@ -95,6 +95,13 @@ TIMES = {
         "device/graph", "GPU time as a graph", "The same where the call is launched as one CUDA graph"
     ),
 }
+
+
+def time_title(kind: str | None) -> str:
+    """Return a time as tables, texts and plots name it; empty for None."""
+    return TIMES[kind].title if kind in TIMES else kind or ""
+
+
 #: Quantities by name, in the order of the reference.
 QUANTITIES: dict[str, Quantity] = {}
 

@@ -47,12 +47,12 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
     kinds = wording.time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
-    prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
+    prefix = "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
     asked = [number for number in percentiles if number != 50]
     columns = [
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
-        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
+        Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
         Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
@@ -63,7 +63,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("remarks", map(remarks, rows), prose=True),
     ]
     shortages = (_shortage_note(rows, number, prefix) for number in asked)
-    others = " and ".join(kind for kind in services if kind != "latency")
+    others = " and ".join(quantities.time_title(kind) for kind in services if kind != "latency")
     names = " and ".join(f"p{number:g}" for number in asked)
     mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
     notes = [
@@ -156,7 +156,7 @@ def processes(rows: Sequence[Row]) -> Grid | None:
         *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
         Column(wording.median_title(kinds), map(wording.bare, medians)),
         Column("CI95", map(wording.range_text, medians)),
-        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
+        Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in totals)),
         Column("spread", (wording.percent(row.spread or 0.0) for row in totals)),
         Column("processes", (str(row.processes) for row in totals)),
     ]

@@ -111,7 +111,7 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=3),
         Column(title, (_ratio(ratios, child, table) for child, table in lines), rank=2),
         Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
@@ -122,6 +122,10 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
     notes = [wording.scope_note([row for table in tables for row in table]), *wording.rate_notes(singles)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
@@ -135,7 +139,7 @@ def in_a_line(record: Record) -> str:
     parts = []
     for table in by_phase:
         rate = wording.rate_text(timed[0].samples_per_second) if len(timed := _timed(table)) == 1 else ""
-        words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
+        words = [f"{_kinds(table)} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())

@@ -133,7 +133,7 @@ def time_kinds(rows: Iterable[Row]) -> list[str]:
 
 def median_title(kinds: Sequence[str]) -> str:
     """Return the title of a column of medians, with the name of the time if there is only one."""
-    return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
+    return f"{quantities.time_title(kinds[0])} p50" if len(kinds) == 1 else "p50"
 
 
 def median_text(row: Row) -> str:
@@ -281,21 +281,22 @@ def scaling_text(scaling: Scaling) -> str:
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
+    kind = quantities.time_title(scaling.time_kind)
     if scaling.doubt:
-        return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
+        return f"{kind}: growth with the size not determined: {scaling.doubt}"
     fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
     sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
     where = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
-        return f"{scaling.time_kind} ≈ {constant}, does not grow with the size {where}"
+        return f"{kind} ≈ {constant}, does not grow with the size {where}"
     height, width = largest.input_size
     unit = f"{height}²" if height == width else f"({height}·{width})"
     law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
     share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
-    return f"{scaling.time_kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
+    return f"{kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
 
 
 def _exponent_text(exponent: estimators.Interval) -> str:

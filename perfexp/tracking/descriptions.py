@@ -14,6 +14,7 @@ from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
 from perfexp.records.estimates import is_estimate
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
@@ -191,9 +192,9 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
         rows = [row for row in table if row.key.phase == phase]
         timed = sorted((row.time.median.value, place) for place, row in enumerate(rows) if row.time)
         if len(rows) == len(timed) == 1:
-            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
+            text = f"{time_title(rows[0].time_kind)} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
         elif timed:
-            kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+            kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in rows if row.time_kind))
             least, most = (_bare(rows[place]) for _, place in (timed[0], timed[-1]))
             text = f"{kinds} p50 {least} … {most} at {len(timed)} of {len(rows)} points"
         else:
