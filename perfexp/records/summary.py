@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, priors, races, sampling
+from perfexp.records import disturbances, growth, idleness, priors, quantities, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -20,6 +21,7 @@ from perfexp.records.point_times import (
     summary_of,
 )
 from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
+from perfexp.records.quantities import Pooled
 from perfexp.records.record import (
     Key,
     Metric,
@@ -91,6 +93,19 @@ class Row:
         metric = self.metric(name)
         return metric.value if metric else None
 
+    def basis(self, metric: Metric) -> estimators.Interval | None:
+        """The time or rate that a metric is computed from; None for metrics of their own."""
+        pooled = quantities.of(metric).pooled
+        if pooled is Pooled.BY_TIME:
+            return self.time.median if self.time else None
+        return self.samples_per_second if pooled is Pooled.BY_RATE else None
+
+    def marked(self, metric: Metric) -> Metric:
+        """The metric, estimated if what it is computed from has no interval."""
+        basis = self.basis(metric)
+        is_estimate = metric.value is not None and basis is not None and basis.low is None
+        return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
+
     @property
     def time(self) -> blockwise.Summary | None:
         """Statistics of the representative time, in seconds per call."""
@@ -152,7 +167,7 @@ def _rows(record: Record) -> list[Row]:
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     known = [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
-    return [replace(each, metrics=estimates.marked(each)) for each in known]
+    return [replace(each, metrics=tuple(map(each.marked, each.metrics))) for each in known]
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:

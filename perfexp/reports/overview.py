@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perfexp.diagnosis.environment import fact_at
-from perfexp.records import estimates, quantities, units
+from perfexp.records import quantities, units
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
@@ -219,7 +219,7 @@ def _metric_text(row: Row, name: str) -> str:
     metric = wording.find_metric(row, name)
     if name == quantities.COVERAGE:
         return wording.coverage_text(row)
-    return wording.metric_text(metric, estimates.basis(row, metric) if metric else None)
+    return wording.metric_text(metric, row.basis(metric) if metric else None)
 
 
 def loads(record: Record) -> Grid | None:

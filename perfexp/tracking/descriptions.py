@@ -13,7 +13,6 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
-from perfexp.records.estimates import is_estimate
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
@@ -204,7 +203,7 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
 
 def _bare(row: Row) -> str:
     """The time of a row without its interval, `≈` before it if that is missing."""
-    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare(row.time.median)}" if row.time and row.time_kind else ""
+    return f"{'≈ ' * (row.time.median.low is None)}{bare(row.time.median)}" if row.time else ""
 
 
 def _signed(*blocks: str) -> str:
