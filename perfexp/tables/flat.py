@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from perfexp.diagnosis.environment import fact_at
 from perfexp.forecast.predictions import Forecast, key_of
 from perfexp.records import quantities as registry
-from perfexp.records.cold_starts import FirstPrediction, first_predictions
+from perfexp.records.cold_starts import first_predictions
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import scalings
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, POWER
@@ -130,21 +129,17 @@ def predicted(record: Record, forecasts: Sequence[Forecast]) -> list[Line]:
     """Return one line for each point of a sparse sweep; ends of intervals are those of 90 % intervals."""
     about = subject(record.plan, record.environment)
     table: dict[tuple[str, object], Line] = {}
-    for forecast in forecasts:
-        curve = forecast.curve
-        for point in forecast.points:
-            line = table.setdefault(
-                (curve.phase, point.pair), columns_of(about, key_of(point.pair, curve.phase, about.precision))
-            )
-            name, factor = registry.named(ENERGY).column, 1.0
-            if curve.quantity == "time":
-                near = key_of(point.nearest, curve.phase, about.precision)
-                line |= {"source": point.source, "time_kind": curve.kind}
-                line |= {"nearest_input_size": near.size_label, "nearest_batch_size": near.batch_size}
-                name, factor = "median_ms", 1e3
-            cells = with_ends(name, point.value, factor)
-            line |= {f"{name}_low": cells.pop(f"{name}_low"), **cells}
-            line |= {"reason": point.reason} if point.reason else {}
+    for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
+        key, near = (key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest))
+        line = table.setdefault((curve.phase, point.pair), columns_of(about, key))
+        name, factor = registry.named(ENERGY).column, 1.0
+        if curve.quantity == "time":
+            name, factor = "median_ms", 1e3
+            line |= {"source": point.source, "time_kind": curve.kind}
+            line |= {"nearest_input_size": near.size_label, "nearest_batch_size": near.batch_size}
+        cells = with_ends(name, point.value, factor)
+        line |= {f"{name}_low": cells.pop(f"{name}_low"), **cells}
+        line |= {"reason": point.reason} if point.reason else {}
     return list(table.values())
 
 
@@ -324,38 +319,27 @@ class Quantity(NamedTuple):
     estimated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointRun:
-    """The points of one phase and one batch size, whose metrics have the same names; a training has no cold starts."""
+class PointRun(NamedTuple):
+    """The points of one phase and one batch size, whose metrics have the same names; none for a cold start alone."""
 
     phase: str
     batch_size: int
-    rows: tuple[Row, ...]
-    first_predictions: tuple[FirstPrediction, ...]
+    rows: list[Row]
 
 
 def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
     """Split the rows of a record by phase and batch size, in its order."""
-    groups: dict[tuple[str, int], tuple[list[Row], list[FirstPrediction]]] = {}
+    groups: dict[tuple[str, int], list[Row]] = {}
     for row in table:
-        groups.setdefault((row.key.phase, row.key.batch_size), ([], []))[0].append(row)
+        groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
     for first in first_predictions(record):
-        groups.setdefault(("inference", first.key.batch_size), ([], []))[1].append(first)
-    return [
-        PointRun(phase=phase, batch_size=batch, rows=tuple(of_group), first_predictions=tuple(firsts))
-        for (phase, batch), (of_group, firsts) in groups.items()
-    ]
+        groups.setdefault(("inference", first.key.batch_size), [])
+    return [PointRun(*group, of_group) for group, of_group in groups.items()]
 
 
 def by_size(run: PointRun) -> list[PointRun]:
     """Return each size of a run of several sizes as a run of its own; none for a single size."""
-    if len(run.rows) < 2:
-        return []
-    firsts = {one.key.input_size: one for one in run.first_predictions}
-    return [
-        replace(run, rows=(row,), first_predictions=tuple(filter(None, [firsts.get(row.key.input_size)])))
-        for row in run.rows
-    ]
+    return [run._replace(rows=[row]) for row in run.rows] if len(run.rows) > 1 else []
 
 
 def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
@@ -367,7 +351,7 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
                 yield Quantity(group, name, value, row.key, steps[row.key], estimated=is_estimate)
         yield from _metrics(row, steps[row.key])
     yield from _scalings(run.rows, steps)
-    yield from _first_predictions(run, steps)
+    yield from _first_predictions(record, run, steps)
     for row in run.rows if len(run.rows) == 1 else ():
         if row.series:  # a chart of warm-up, drift and outliers
             for index, seconds in decimate(row.series.samples):
@@ -452,9 +436,12 @@ def _scalings(table: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quanti
             yield Quantity("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 
-def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
+def _first_predictions(record: Record, run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """The parts of the cold starts of a run's sizes; a training has none."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
-    for index, first in enumerate(run.first_predictions):
-        step = at.get(first.key.input_size, index)
-        for name, seconds in (*first.parts.items(), ("total", first.total.value)):
-            yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)
+    firsts = [first for first in first_predictions(record) if first.key.batch_size == run.batch_size]
+    for index, first in enumerate(firsts if run.phase == "inference" else ()):
+        if not at or first.key.input_size in at:
+            step = at.get(first.key.input_size, index)
+            for name, seconds in (*first.parts.items(), ("total", first.total.value)):
+                yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)
