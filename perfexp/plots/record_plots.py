@@ -12,10 +12,9 @@ from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.processes import joined
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row, rows, series_of_processes
+from perfexp.records.summary import Row, joined, rows, series_of_processes
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.subject import label, shape, subject, varying
