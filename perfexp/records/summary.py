@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +47,6 @@ _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.MEDIAN: median,
     Pooled.GEOMETRIC_MEAN: geometric_mean,
 }
-#: State and rows of records that are in use.
-_known: dict[int, tuple[tuple[object, ...], list[Row]]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,24 +146,14 @@ class Row:
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined.
 
-    Every table, plot and text of a record begins with them, so they are computed once as long as the record stays what
-    it is. Lists that are replaced or change their length are noticed, and a point's other status or error; an element
-    that is edited in place is not.
+    Every table, plot and text of a record begins with them, so the record keeps them as long as it has the same points
+    and priors. A point that is edited in place is not noticed.
     """
-    state = _state(record)
-    known = _known.get(id(record))
-    if known is None:
-        weakref.finalize(record, _known.pop, id(record), None).atexit = False
-    if known is None or known[0] != state:
-        _known[id(record)] = known = (state, _rows(record))
-    return list(known[1])
-
-
-def _state(record: Record) -> tuple[object, ...]:
-    """What shows that a record has other results, diagnostics or priors than before."""
-    parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
-    lists = [(id(part), len(part)) for part in (record.points, record.priors, *parts)]
-    return requested_percentiles(record), [(point.status, point.error) for point in record.points], lists
+    state = (*map(id, record.points), *record.priors, requested_percentiles(record))
+    kept = vars(record)
+    if kept.get("state") != state:
+        kept.update(state=state, rows=_rows(record))
+    return list(kept["rows"])
 
 
 def _rows(record: Record) -> list[Row]:
