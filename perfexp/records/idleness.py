@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
+from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS
 from perfexp.records.record import Point
 
 #: Share of the loop's time for which a device is busy that needs no diagnostic.
@@ -32,7 +33,7 @@ def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
     busy, wall = first_median(point, *DEVICE_TIMES), first_median(point, "throughput")
     if busy is None or wall is None or busy >= _BUSY * wall:
         return list(doubts)
-    if len(others) < len(doubts) and (_value(point, "data_share") or 0.0) < _LOADING:
+    if len(others) < len(doubts) and (_value(point, DATA_SHARE) or 0.0) < _LOADING:
         return list(doubts)
     cause, advice = _cause(point, wall)
     return [*others, diagnostics.make("device_idle", busy=busy_share(point, busy, wall), cause=cause, advice=advice)]
@@ -50,7 +51,7 @@ def busy_share(point: Point, busy_seconds: float, wall_seconds: float) -> str:
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
-    loading, host = (_value(point, name) for name in ("data_share", "loop/host_seconds"))
+    loading, host = (_value(point, name) for name in (DATA_SHARE, HOST_SECONDS))
     if loading is not None and loading >= _LOADING:
         return f"loading takes {loading:.0%} of a call", _FASTER_LOADING
     if host is None:

@@ -24,6 +24,7 @@ from perfexp.host.untrusted import printable
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
 from perfexp.records.paths import CHECKPOINTS, RunPaths, is_own_place
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
@@ -234,7 +235,7 @@ class Console:
         fields = distinguishing(row.key for row in rows)
         for row in rows:
             if row.time:
-                self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
+                self._line(f"{label(row.key, fields)}: {time_title(row.time_kind)} {median_text(row)}")
 
     def _raised(self, diagnostics: Sequence[Raised], report: str = "") -> None:
         """Print errors and warnings with their help, and the notes so, too, or their codes and where they are."""

@@ -15,6 +15,7 @@ from perfexp.host.installation import conf_dir
 from perfexp.plots import roofline_table
 from perfexp.records import units
 from perfexp.records.cold_starts import first_predictions
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Record, is_layers
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.reports import overview
@@ -162,7 +163,7 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     if not table:
         yield _section("Times", "Nothing was measured.\n")
         return
-    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in time_kinds(table)]
+    meanings = [f"`{time_title(kind)}` is {_TIMES[kind]}." for kind in time_kinds(table)]
     service = "; percentiles are service times" if any("latency" in row.times for row in table) else ""
     intro = " ".join([*meanings, f"Figures are medians (p50) with their 95 % interval{service}."])
     yield _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Record, Status
@@ -111,17 +111,21 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=3),
         Column(title, (_ratio(ratios, child, table) for child, table in lines), rank=2),
-        Column("algorithm coverage", map(coverage, tables), rank=3),
-        Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=4),
-        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=4),
+        Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
+        Column("memory", (_single(table, quantities.PEAK_MEMORY) for table in tables), rank=4),
+        Column("energy/per_call", (_single(table, quantities.ENERGY) for table in tables), rank=4),
         Column("remarks", remarks, prose=True, rank=1),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
     notes = [wording.scope_note([row for table in tables for row in table]), *wording.rate_notes(singles)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
@@ -134,8 +138,8 @@ def in_a_line(record: Record) -> str:
     by_phase = _by_phase(record)
     parts = []
     for table in by_phase:
-        rate = wording.bare_rate(timed[0]) if len(timed := _timed(table)) == 1 else ""
-        words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
+        rate = wording.rate_text(timed[0].samples_per_second) if len(timed := _timed(table)) == 1 else ""
+        words = [f"{_kinds(table)} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
@@ -174,7 +178,7 @@ def _times(table: Sequence[Row]) -> str:
     if len(timed) < 2:
         return wording.median_text(timed[0]) if timed else ""
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
-    return f"{wording.bare_time(medians[0])} … {wording.bare_time(medians[-1])}"
+    return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
 
 
 def _rates(table: Sequence[Row]) -> str:
@@ -184,7 +188,7 @@ def _rates(table: Sequence[Row]) -> str:
 
 def coverage(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
+    metrics = ((wording.find_metric(row, quantities.COVERAGE), row) for row in table)
     shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]
     shares.sort(key=itemgetter(0))
     texts = dict.fromkeys(wording.coverage_text(row) for _, row in shares[:1] + shares[-1:])
@@ -200,7 +204,7 @@ def _single(table: Sequence[Row], metric: str) -> str:
 def _remarks(status: Status, table: Sequence[Row], raised: Diagnostic | None) -> str:
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     ending = [] if status is Status.OK else [status.value]
-    fitting = (wording.find_metric(row, "batch_that_fits") for row in table)
+    fitting = (wording.find_metric(row, quantities.FITTING_BATCH) for row in table)
     fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in fitting if metric and metric.value)
     codes = dict.fromkeys(diagnostic.code for row in table for diagnostic in row.doubts if not diagnostic.is_note)
     codes |= {raised.code: None} if raised else {}
