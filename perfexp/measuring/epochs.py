@@ -254,7 +254,9 @@ class Epochs:
             point.metrics.append(Metric(name="accuracy", value=accuracies[-1], unit="1"))
             point.metrics.append(Metric(name="train/accuracy_best", value=self._best, unit="1"))
             if not self.data.held_out:
-                point.doubts.append(diagnostics.make("accuracy_of_training_data"))
+                what = "there are no held-out images: the accuracy is that of the training images"
+                advice = "put the images into subfolders train and val"
+                point.doubts.append(diagnostics.make("data_incomplete", what=what, advice=advice))
         elif self.data.labelled and not point.key.replicate:
             point.metrics.append(training.no_accuracy(self.session, self.data))
 

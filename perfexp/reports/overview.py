@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perfexp.diagnosis.environment import fact_at
-from perfexp.records import estimates, units
+from perfexp.records import diagnostics, estimates, units
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
@@ -135,7 +135,7 @@ def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
     sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
     if not sums:
         return []
-    if any(one.code == "phases_disagree" for point in record.points for one in point.doubts):  # which has their sum
+    if any(diagnostics.has(point.doubts, "phases_disagree") for point in record.points):  # which has their sum
         return ["medians of a pass of their own, one phase after the other"]
     return [f"medians of a pass of their own, one phase after the other; their sum is {' and '.join(sums)}"]
 

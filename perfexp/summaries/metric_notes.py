@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records import estimates, races, units
+from perfexp.records import diagnostics, estimates, races, units
 from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.record import Metric, Record
 from perfexp.records.summary import Row
@@ -90,6 +90,6 @@ def speedups(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> li
         are_promised = any(is_pooled.values()) and all(done == ("promised" in name) for name, done in is_pooled.items())
         but = ", but for the promised ones," if are_promised else ""
         notes.append(f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms")
-    if any(item.code in ("launch_bound", "device_idle") for row in having for item in row.doubts):
+    if any(diagnostics.has(row.doubts, "device_idle") for row in having):
         notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
     return notes

@@ -189,23 +189,23 @@ def test_a_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builde
 def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
     points = []
     for size, share in ((224, 48), (256, 23), (288, 31)):
-        doubt = Diagnostic(code="launch_bound", message=f"the device works {share} % of the loop's time", help="more")
+        doubt = Diagnostic(code="device_idle", message=f"the device works {share} % of the loop's time", help="more")
         points.append(build.point(size=size, doubts=[doubt]))
     text = shown(build, *points)
     assert (
         "warning: 256, the worst of 3 measurements: the device works 23 % of the loop's time "
-        "(23 % to 48 % over all) (launch_bound)" in text.splitlines()
+        "(23 % to 48 % over all) (device_idle)" in text.splitlines()
     )
 
 
 def test_the_range_covers_doubts_that_differ_in_their_cause_too(build: Builder) -> None:
     points = [
-        build.point(size=size, doubts=[make("launch_bound", busy=f"{share}% of the loop's median call", issuing=cause)])
+        build.point(size=size, doubts=[make("device_idle", busy=f"{share}% of the loop's median call", issuing=cause)])
         for size, share, cause in ((224, 30, "the host needs 95%"), (256, 26, "the pace changed"), (288, 60, "unknown"))
     ]
     assert (
         "warning: 256, the worst of 3 measurements: the device is busy 26% of the loop's median call; the pace changed "
-        "(26% to 60% over all) (launch_bound)" in shown(build, *points).splitlines()
+        "(26% to 60% over all) (device_idle)" in shown(build, *points).splitlines()
     )
 
 
@@ -443,11 +443,11 @@ def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Bui
 
 
 def test_errors_are_printed_before_warnings_and_notes_by_their_codes(build: Builder) -> None:
-    codes = ("busy_host", "too_few_samples", "meter_stuck")
+    codes = ("busy_host", "too_few_samples", "meter_fault")
     point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
     text = shown(build, point)
     assert [line for line in text.splitlines() if "about" in line] == [
-        "error: 224 · batch 1: about meter_stuck (meter_stuck)",
+        "error: 224 · batch 1: about meter_stuck (meter_fault)",
         "warning: 224 · batch 1: about busy_host (busy_host)",
     ]
     assert text.splitlines()[-3:-2] == ["notes: too_few_samples (perfexp show DIR -v)"]
