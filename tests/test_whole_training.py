@@ -17,7 +17,7 @@ from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
 from perfexp.reports.markdown import markdown
 from perfexp.tables import csv_tables, vendor_file
-from perfexp.tables.quantities import point_runs, quantities
+from perfexp.tables.flat import point_runs, quantities
 from perfexp.worker.workbench import Workbench
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")

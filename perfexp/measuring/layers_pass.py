@@ -23,6 +23,7 @@ from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, device_series, first_median_interval
+from perfexp.records.quantities import CLOSURE, GAP_SHARE, LAYER_FLOPS, UNATTRIBUTED
 from perfexp.records.record import Key, Metric, Point, Status, timed_key
 from perfexp.statistics.estimators import Interval
 
@@ -113,7 +114,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         else [diagnostics.make("device_leaves_out", how=f"one that does not synchronize, {change}")]
     )
     if why_no_work:
-        point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_no_work))
+        point.metrics.append(Metric.of(LAYER_FLOPS, None, reason=why_no_work))
 
 
 def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
@@ -161,7 +162,7 @@ def _add_own_choice(lines: Sequence[Line]) -> None:
 
 
 def _add_reason(point: Point, reason: str) -> None:
-    point.metrics.append(Metric(name="layers/closure", value=None, unit="1", reason=reason))
+    point.metrics.append(Metric.of(CLOSURE, None, reason=reason))
 
 
 def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None) -> None:
@@ -178,13 +179,11 @@ def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: I
     closure = times.closure
     reason = None if closure else "there is no time of the call to compare with"
     shares = {
-        "closure": closure.relative if closure else None,
-        "gap_share": closure.gap_share if closure else None,
-        "unattributed_share": closure.unattributed_share if closure else None,
+        CLOSURE: closure.relative if closure else None,
+        GAP_SHARE: closure.gap_share if closure else None,
+        UNATTRIBUTED: closure.unattributed_share if closure else None,
     }
-    point.metrics += [
-        Metric(name=f"layers/{name}", value=share, unit="1", reason=reason) for name, share in shares.items()
-    ]
+    point.metrics += [Metric.of(name, share, reason=reason) for name, share in shares.items()]
 
 
 def _with_uncertainty(item: Diagnostic, times: LayerTimes, unprofiled: Interval | None) -> Diagnostic:

@@ -153,12 +153,12 @@ def midway(before: Reading, after: Reading) -> Reading:
     return Reading((before.value + after.value) / 2, half_width=half_width)
 
 
-def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -> Metric:
+def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
     """A metric of the record; `estimated`: it is derived from another quantity than its name."""
     if reading.value is None:
-        return Metric(name=f"energy/{name}", value=None, unit=unit, reason=reading.reason or "not measured")
+        return Metric.of(name, None, reason=reading.reason or "not measured")
     low, high = (None if reading.half_width is None else reading.value + side * reading.half_width for side in (-1, 1))
-    return Metric(name=f"energy/{name}", value=reading.value, unit=unit, estimated=estimated, low=low, high=high)
+    return Metric.of(name, reading.value, estimated=estimated, low=low, high=high)
 
 
 def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from perfexp.plots.canvas import caption_of, constrained, matplotlib, plain, save, style
 from perfexp.plots.chart import COLORS, GREY, Caption, footer_of, unit_of
+from perfexp.records.quantities import CLOSURE
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
@@ -184,7 +185,7 @@ def _which(record: Record, chosen: Point) -> str:
 
 
 def _closure(chosen: Point) -> str:
-    closure = chosen.metric("layers/closure")
+    closure = chosen.metric(CLOSURE)
     if closure is None or closure.value is None:
         return ""
     return f" without profiling, {closure.value:+.1%} with it"

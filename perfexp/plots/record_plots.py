@@ -13,14 +13,13 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.processes import joined
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row, rows, series_of_processes
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.subject import label, shape, subject, varying
 from perfexp.summaries.wording import (
-    ENERGY,
-    PEAK_MEMORY,
     find_metric,
     interval_of,
     interval_text,
@@ -39,13 +38,6 @@ _BAND = "predicted, with 90 % interval"
 _CURVE_SEGMENTS = 60
 #: Limit on lines that have the latency behind them, and share of the best rate at the knee, with its least batches.
 _MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
-#: Meaning of the times, below their names.
-_MEANINGS = {
-    "device": "GPU time",
-    "device/graph": "GPU time as a graph",
-    "throughput": "pipelined loop",
-    "latency": "one caller waits",
-}
 
 
 class Named(NamedTuple):
@@ -95,7 +87,7 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
         taken = (
             Taken(
                 name=name,
-                meaning=_MEANINGS.get(name, ""),
+                meaning=TIMES[name].caption,
                 series=series[row.key, name],
                 time=row.times[name],
                 text=median_text(row) if name == row.time_kind else interval_text(row.times[name].median),

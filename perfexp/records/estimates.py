@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perfexp.records import quantities
+from perfexp.records.quantities import Pooled
 from perfexp.records.record import Metric
 from perfexp.statistics import estimators
 
 if TYPE_CHECKING:
     from perfexp.records.summary import Row
-
-#: Metric that is computed from the median of a row's time, and those from its samples per second.
-WORK_RATE, LOOP_SHARES = "work/flops_per_second", ("mfu", "mfu_of_ceiling")
 
 
 def is_estimate(row: Row, kind: str) -> bool:
@@ -27,19 +26,19 @@ def is_rate_estimate(row: Row) -> bool:
     return rate is not None and rate.low is None
 
 
-def basis(row: Row, metric: str) -> estimators.Interval | None:
+def basis(row: Row, metric: Metric) -> estimators.Interval | None:
     """Return the time or rate of a row that a metric is computed from; None for metrics of their own."""
-    if metric == WORK_RATE:
+    pooled = quantities.of(metric).pooled
+    if pooled is Pooled.BY_TIME:
         return row.time.median if row.time else None
-    return row.samples_per_second if metric in LOOP_SHARES else None
+    return row.samples_per_second if pooled is Pooled.BY_RATE else None
 
 
 def marked(row: Row) -> tuple[Metric, ...]:
     """Return the metrics of a row; those that are computed from an estimate are estimated, too."""
-    names = {*LOOP_SHARES} if is_rate_estimate(row) else set[str]()
-    if row.time_kind and is_estimate(row, row.time_kind):
-        names.add(WORK_RATE)
     return tuple(
-        msgspec.structs.replace(one, estimated=True) if one.name in names and one.value is not None else one
+        msgspec.structs.replace(one, estimated=True)
+        if one.value is not None and (of := basis(row, one)) and of.low is None
+        else one
         for one in row.metrics
     )

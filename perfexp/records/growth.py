@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
 from perfexp.records.units import format_bytes
 from perfexp.statistics import estimators, scaling
@@ -33,8 +34,6 @@ _RATE_TOLERANCE = 0.05
 _WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
 #: Limit on characters of a kernel's name, which may have thousands.
 _LONGEST_NAME = 72
-#: Metric of the peak memory.
-_PEAK_MEMORY = "memory/peak_bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +208,7 @@ def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, S
 
 
 def _peak(row: Row) -> float | None:
-    return next((metric.value for metric in row.metrics if metric.name == _PEAK_MEMORY), None)
+    return next((metric.value for metric in row.metrics if metric.name == PEAK_MEMORY), None)
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
+from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS
 from perfexp.records.record import Point
 
 #: Share of the loop's time for which a device is busy that needs no diagnostic.
@@ -47,7 +48,7 @@ def _of_mean(point: Point, busy_seconds: float, wall_seconds: float) -> str:
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
-    loading, host = (_value(point, name) for name in ("data_share", "loop/host_seconds"))
+    loading, host = (_value(point, name) for name in (DATA_SHARE, HOST_SECONDS))
     if loading is not None and loading >= _LOADING:
         return f"loading takes {loading:.0%} of a call", _FASTER_LOADING
     if host is None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import geometric_mean, median
 
 import msgspec
 
-from perfexp.records import races
+from perfexp.records import quantities, races
 from perfexp.records.point_times import first_median, loop_interval
+from perfexp.records.quantities import Pooled
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
 from perfexp.statistics import blockwise
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Repeats
 
-_PROVEN, _WORKSPACE, _LAUNCHES = "algorithm/proven_share", "algorithm/workspace_peak_bytes", "loop/host_seconds"
-_CYCLES = "device/cycles_per_call"
+#: What becomes of the values of several processes.
+_POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
+    Pooled.LARGEST: max,
+    Pooled.MEDIAN: median,
+    Pooled.GEOMETRIC_MEAN: geometric_mean,
+}
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -39,13 +44,12 @@ def interrupted(record: Record) -> Counter[Key]:
 def pooled_metrics(
     points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> tuple[Metric, ...]:
-    """The metrics of the first process, but of all: rates of work, workspace, launches, cycles and speedups.
+    """The metrics of the first process, but for those that the registry pools.
 
-    The workspace is the largest one, launches are a median, and cycles a geometric mean, as device times are. Rates are
-    by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
     """
     factors = _rate_factors(points[0], times, kind)
-    return tuple(_pooled(one, points, factors.get(one.name)) for one in points[0].metrics)
+    return tuple(_pooled(one, points, factors) for one in points[0].metrics)
 
 
 def pooled_speedup(points: Sequence[Point], name: str) -> Interval | None:
@@ -55,24 +59,19 @@ def pooled_speedup(points: Sequence[Point], name: str) -> Interval | None:
     return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
 
 
-def _pooled(metric: Metric, points: Sequence[Point], factor: float | None) -> Metric:
-    if metric.name == _PROVEN and (proven := races.proven_share(points[0])) is not None:
+def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
+    pooled = quantities.of(metric).pooled
+    if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
         return msgspec.structs.replace(metric, value=proven)  # earlier versions counted torch's own choice
-    if metric.name == _WORKSPACE:
-        known = [own for point in _finished(points) if (own := point.metric(_WORKSPACE)) and own.value is not None]
-        return max(known, key=lambda own: own.value or 0.0, default=metric)
-    if metric.name == _LAUNCHES:
-        values = [own.value for point in _finished(points) if (own := point.metric(_LAUNCHES)) and own.value]
-        return msgspec.structs.replace(metric, value=median(values), reason=None) if values else metric
-    if metric.name == _CYCLES:
-        values = [
-            own.value for point in _finished(points) if (own := point.metric(_CYCLES)) and own.value and own.value > 0
-        ]
-        return msgspec.structs.replace(metric, value=geometric_mean(values), reason=None) if values else metric
+    if combine := _POOLED.get(pooled):
+        found = [one.metric(metric.name) for one in _finished(points)]
+        values = [own.value for own in found if own and own.value and own.value > 0]
+        return msgspec.structs.replace(metric, value=combine(values), reason=None) if values else metric
     if metric.value is None:
         return metric
-    if races.is_speedup(metric.name) and (pooled := pooled_speedup(points, metric.name)):
-        return msgspec.structs.replace(metric, value=pooled.value, low=pooled.low, high=pooled.high)
+    if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):
+        return msgspec.structs.replace(metric, value=speedup.value, low=speedup.low, high=speedup.high)
+    factor = factors.get(pooled)
     return metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
 
 
@@ -84,22 +83,22 @@ def _finished(points: Sequence[Point]) -> list[Point]:
 
 def _speedup(point: Point, name: str) -> Interval | None:
     """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
-    if name.startswith(races.PROMISED):
+    if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
-        return None if is_cached else races.promised(timed).get(name.removeprefix(races.PROMISED))
+        return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
     if (metric := point.metric(name)) is None or metric.value is None:
         return None
     return Interval(value=metric.value, low=metric.low, high=metric.high)
 
 
-def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[str, float]:
-    factors: dict[str, float] = {}
+def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[Pooled, float]:
+    factors: dict[Pooled, float] = {}
     if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
-        factors["work/flops_per_second"] = own / times[kind].median.value
+        factors[Pooled.BY_TIME] = own / times[kind].median.value
     pipelined = times.get("throughput") or times.get("latency")
     if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
-        factors |= dict.fromkeys(("mfu", "mfu_of_ceiling"), loop.value / pipelined.mean.value)
+        factors[Pooled.BY_RATE] = loop.value / pipelined.mean.value
     return factors
 
 

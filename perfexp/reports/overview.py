@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perfexp.diagnosis.environment import fact_at
-from perfexp.records import diagnostics, estimates, units
+from perfexp.records import diagnostics, estimates, quantities, units
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status
 from perfexp.records.summary import Row
@@ -20,43 +20,21 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
-#: Metrics that have columns or notes of their own.
-_SHOWN_ELSEWHERE = (
-    wording.PEAK_MEMORY,
-    wording.DATA_SHARE,
-    wording.PROVEN,
-    "phases_over_whole",
-    wording.METER_ACCURACY,
-)
-#: Metrics that `perfexp show -v` and report.md have, by the beginnings of their names.
-_DETAILS = (
-    *(wording.FIRST_MEMORY, "memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
-    "loop/host_seconds",
-    *("work/forward_macs", "work/bytes_min", "work/activation_bytes"),
-    *("train/loss_first", "train/evaluation_seconds", "train/checkpoint_seconds"),
-    *("algorithm/workspace_peak_bytes", "algorithm/launched_share", "algorithm/promised_", "layers/unattributed_share"),
-    *("energy/counter_", "energy/integral_", "energy/window_", "energy/calls", "energy/call_", "energy/meter_"),
-    *("energy/queued_power_", "energy/queued_call_", "energy/net_per_call_", "energy/net_per_epoch_"),
-)
 #: Figures of one rank and of all ranks, by the beginnings of their metrics; those without a metric are always there.
 _OF_ONE_RANK = {
     "batch": "",
     "times": "",
     "memory": "memory/",
-    "FLOPs": "work/flops",
-    "FLOP/s": "work/flops_per_second",
-    "MFU": "mfu",
+    "FLOPs": quantities.FLOPS,
+    "FLOP/s": quantities.WORK_RATE,
+    "MFU": quantities.MFU,
 }
-_OF_ALL_RANKS = {"samples/s": "", "power": wording.POWER, "energy": wording.ENERGY}
+_OF_ALL_RANKS = {"samples/s": "", "power": quantities.POWER, "energy": quantities.ENERGY}
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
-_SHARES = {
-    "scaling_efficiency": "scaling efficiency",
-    "communication_share": "waiting for gradients",
-    "statistics_share": "other communication",
-    "contention_share": "sharing the host",
-}
-_LOSSES = [name for name in _SHARES if name != "scaling_efficiency"]
+#: Shares of a step that several ranks lose, and what remains.
+_LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
+_SHARES = (quantities.EFFICIENCY, *_LOSSES)
 #: Facts of clock and power under load: title, factor and unit.
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 #: A board's power may be an average over up to this long.
@@ -79,7 +57,9 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
         Column("samples/s", map(wording.row_rate_text, rows), rank=1),
-        Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
+        Column(
+            "memory", (wording.metric_text(wording.find_metric(row, quantities.PEAK_MEMORY)) for row in rows), rank=20
+        ),
         Column("remarks", map(remarks, rows), prose=True),
     ]
     shortages = (_shortage_note(rows, number, prefix) for number in asked)
@@ -116,7 +96,7 @@ def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
     columns = key_columns(split)
     for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
+    shares = (wording.find_metric(row, quantities.DATA_SHARE) for row in split)
     cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
     return Grid([*columns, Column("data share of means", cells)], _phases_notes(record, split)).without_empty()
 
@@ -130,7 +110,7 @@ def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
         kinds = (*(() if loads else DEVICE_TIMES), "throughput", "latency")
         kind = next((name for name in kinds if name in row.times), "")
         whole = row.times[kind].median.value if kind in row.times else 0.0
-        if whole and wording.find_metric(row, "phases_over_whole"):
+        if whole and wording.find_metric(row, quantities.PHASES):
             shares.setdefault(kind, []).append(sum(row.phases.values()) / whole)
     sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
     if not sums:
@@ -190,13 +170,8 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
         is_brief: whether to leave out details, which a note counts.
         report: where all metrics are: `report.md`, or `below` in its own lines; empty without that file.
     """
-    every = [
-        metric
-        for row in rows
-        for metric in row.metrics
-        if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
-    ]
-    others = [metric for metric in every if not (is_brief and metric.name.startswith(_DETAILS))]
+    every = [metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart]
+    others = [metric for metric in every if not (is_brief and quantities.of(metric).is_detail)]
     left_out = len({metric.name for metric in every} - {metric.name for metric in others})
     kinds = wording.time_kinds(rows)
     titles = {metric.name: wording.metric_title(metric, kinds) for metric in others if metric.value is not None}
@@ -208,10 +183,10 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
     notes = _reasons(rows, {metric.name for metric in others})
     if not columns and not notes and not left_out:
         return None
-    if wording.COVERAGE in titles:
+    if quantities.COVERAGE in titles:
         notes += convolutions.coverage(record)
     notes += metric_notes.peaks(record, rows, others)
-    if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
+    if {metric.name for metric in others if metric.value} & {quantities.MFU, quantities.MFU_OF_CEILING}:
         notes += convolutions.saved_multiplications(record)
     notes += metric_notes.speedups(record, rows, others)
     notes += metric_notes.estimated(others, kinds)
@@ -242,9 +217,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 
 def _metric_text(row: Row, name: str) -> str:
     metric = wording.find_metric(row, name)
-    if name == wording.COVERAGE:
+    if name == quantities.COVERAGE:
         return wording.coverage_text(row)
-    return wording.metric_text(metric, estimates.basis(row, name))
+    return wording.metric_text(metric, estimates.basis(row, metric) if metric else None)
 
 
 def loads(record: Record) -> Grid | None:
@@ -306,17 +281,18 @@ def ranks(record: Record) -> list[str]:
     points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
     fields = varying(point.key for point in points)
     norms = (record.environment.get("ranks") or {}).get("sync_batch_norms")
-    words = dict(_SHARES)
+    words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
     if norms:
-        words["statistics_share"] = f"SyncBatchNorm ({units.counted(norms, 'layer')}, in each of which the host waits)"
+        layers = units.counted(norms, "layer")
+        words[quantities.STATISTICS] = f"SyncBatchNorm ({layers}, in each of which the host waits)"
     return [
         f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point, words))}" for point in points
     ]
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
-    metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
-    together = metrics.pop("samples_per_second", None)
+    metrics = {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
+    together = metrics.pop(quantities.RANKS_RATE, None)
     own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
     if together is not None:
         rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
@@ -331,7 +307,7 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
     for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first
-        low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
+        low, high = ((intervals.get(name.removeprefix(_RANKS)) or {}).get(end) for end in ("low", "high"))
         ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
         yield f"{words_of[name]} {wording.percent(value)} ({ends})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Record, Status
@@ -114,9 +114,9 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=3),
         Column(title, (_ratio(ratios, child, table) for child, table in lines), rank=2),
-        Column("algorithm coverage", map(coverage, tables), rank=3),
-        Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=4),
-        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=4),
+        Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
+        Column("memory", (_single(table, quantities.PEAK_MEMORY) for table in tables), rank=4),
+        Column("energy/per_call", (_single(table, quantities.ENERGY) for table in tables), rank=4),
         Column("remarks", remarks, prose=True, rank=1),
     ]
     singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
@@ -184,7 +184,7 @@ def _rates(table: Sequence[Row]) -> str:
 
 def coverage(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
+    metrics = ((wording.find_metric(row, quantities.COVERAGE), row) for row in table)
     shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]
     shares.sort(key=itemgetter(0))
     texts = dict.fromkeys(wording.coverage_text(row) for _, row in shares[:1] + shares[-1:])
@@ -200,7 +200,7 @@ def _single(table: Sequence[Row], metric: str) -> str:
 def _remarks(status: Status, table: Sequence[Row], raised: Diagnostic | None) -> str:
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     ending = [] if status is Status.OK else [status.value]
-    fitting = (wording.find_metric(row, "batch_that_fits") for row in table)
+    fitting = (wording.find_metric(row, quantities.FITTING_BATCH) for row in table)
     fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in fitting if metric and metric.value)
     codes = dict.fromkeys(diagnostic.code for row in table for diagnostic in row.doubts if not diagnostic.is_note)
     codes |= {raised.code: None} if raised else {}

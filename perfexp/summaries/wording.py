@@ -5,47 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from perfexp.records import units
+from perfexp.records import quantities, units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
-from perfexp.records.estimates import WORK_RATE
 from perfexp.records.growth import Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators
 
-#: Metrics with columns of their own.
-PEAK_MEMORY, FIRST_MEMORY = "memory/peak_bytes", "memory/warmup_peak_bytes"
-POWER = "energy/power_mean_watts"
-ENERGY = "energy/per_call_joules"
-METER_ACCURACY = "energy/meter_accuracy"
-#: Shares of the convolutions' FLOPs: by the requested algorithm, and those of them whose kernels are known to be its.
-COVERAGE, PROVEN = "algorithm/flops_share", "algorithm/proven_share"
-DATA_SHARE = "data_share"
-
-#: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
-_COUNTED = {
-    "flops": "FLOP",
-    "macs": "MAC",
-    "work/parameters": "",
-    "flops_per_second": "FLOP/s",
-    "bytes_per_second": "B/s",
-}
-#: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
-#: Times among energies are named as times, and the sum of the layers minus the call as a difference, not a share.
-_TITLES = {
-    COVERAGE: "algorithm coverage",
-    "energy/call_seconds": "energy/time of a call",
-    "energy/queued_call_seconds": "energy/time of a queued call as a CUDA graph",
-    "layers/closure": "layers − call",
-    "mfu": "MFU at samples/s",
-    "mfu_of_ceiling": "MFU of ceiling at samples/s",
-}
-#: Metrics shown in percent.
-_SHARES = (
-    *("mfu", "mfu_of_ceiling", "accuracy", "train/accuracy_best", COVERAGE, PROVEN),
-    *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
-)
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
 #: Half-width above which both ends of an interval are shown, since they differ in distance; and their digits.
@@ -271,10 +238,10 @@ def _with_unit(metric: Metric, value: float, figures: int = 3) -> str:
     Args:
         figures: significant digits of seconds, joules and ratios; counts have three at most.
     """
-    unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
-    if unit is not None:
-        return pretty(value, unit, significant=min(figures, 3)).rstrip()
-    if metric.name in _SHARES:
+    quantity = quantities.of(metric)
+    if quantity.symbol is not None:
+        return pretty(value, quantity.symbol, significant=min(figures, 3)).rstrip()
+    if quantity.is_share:
         return percent(value)
     if metric.unit == "seconds":
         return units.format_seconds(value, figures)
@@ -296,9 +263,7 @@ def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     Args:
         kinds: names of the points' representative times, by which the rate of work is.
     """
-    if metric.name == WORK_RATE:
-        return f"FLOP/s at {median_title(kinds)}"
-    return _TITLES.get(metric.name) or metric.name.removesuffix(f"_{metric.unit}")
+    return quantities.of(metric).title.replace("{time}", median_title(kinds))
 
 
 def find_metric(row: Row, name: str) -> Metric | None:
@@ -311,7 +276,7 @@ def coverage_text(row: Row) -> str:
 
     Torch's own choice is not observed, cuDNN's kernels are not verified, and records of older versions lack the proof.
     """
-    asked, proven = (find_metric(row, name) for name in (COVERAGE, PROVEN))
+    asked, proven = (find_metric(row, name) for name in (quantities.COVERAGE, quantities.PROVEN))
     if asked is None or not asked.value:
         return metric_text(asked)
     if proven is None or proven.value is None:

@@ -8,13 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from perfexp.host.untrusted import spreadsheet_text
+from perfexp.records import quantities
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, POWER
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
-from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
+from perfexp.summaries.wording import find_metric, percentile, service_time
 
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
@@ -22,10 +24,8 @@ Line = dict[str, Cell]
 #: The first columns of every table.
 FIRST_COLUMNS = (
     *("model", "algorithm", "input_size", "mean", "std", "min", "max"),
-    *("power_mean_w", "energy_per_inference_j"),
+    *(quantities.named(name).column for name in (POWER, ENERGY)),
 )
-#: Columns of metrics with a name that other tools read.
-_COLUMNS = {POWER: "power_mean_w", ENERGY: "energy_per_inference_j"}
 
 
 def overall(record: Record, table: Sequence[Row] | None = None, further: Sequence[Diagnostic] = ()) -> list[Line]:
@@ -127,8 +127,7 @@ def _time_columns(row: Row, about: Subject) -> Line:
         "std": to_ms(time.std) if time else None,
         "min": to_ms(time.minimum) if time else None,
         "max": to_ms(time.maximum) if time else None,
-        "power_mean_w": _metric(row, POWER),
-        "energy_per_inference_j": _metric(row, ENERGY),
+        **{_column(name): _metric(row, name) for name in (POWER, ENERGY)},
         "phase": row.key.phase,
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
@@ -190,5 +189,5 @@ def _metric(row: Row, name: str, field: str = "value") -> float | None:
     return getattr(metric, field) if metric else None
 
 
-def _column(metric: str) -> str:
-    return _COLUMNS.get(metric) or metric.replace("/", "_")
+def _column(name: str) -> str:
+    return quantities.named(name).column

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from perfexp.records.layer_lines import gap_of, name_of, pass_of, seconds_of
+from perfexp.records.quantities import CLOSURE
 from perfexp.records.record import Point
 from perfexp.summaries.subject import one_line
 
@@ -73,7 +74,7 @@ def call_seconds(point: Point) -> float:
 
     Where the queue was not pre-filled, the gaps are the host's: then it is the sum of the medians.
     """
-    closure = point.metric("layers/closure")
+    closure = point.metric(CLOSURE)
     if closure is None or closure.value is None or point.facts["layers"]["method"] == "unheld":
         return sum(seconds_of(line) + gap_of(line) for line in point.facts["layers"]["lines"])
     return float(np.median(point.facts["layers"]["call_seconds"])) / (1 + closure.value)

@@ -10,6 +10,7 @@ from typing import Any
 from perfexp.records import races
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import DISAGREES, IGNORE, gap_of, name_of, seconds_of
+from perfexp.records.quantities import ENERGY
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
@@ -168,7 +169,7 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
 
 
 def _joules(timed: Point | None) -> float | None:
-    metric = timed.metric("energy/per_call_joules") if timed else None
+    metric = timed.metric(ENERGY) if timed else None
     return metric.value if metric else None
 
 

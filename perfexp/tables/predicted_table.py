@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfexp.forecast.predictions import Forecast, Predicted, key_of
+from perfexp.records.quantities import ENERGY, named
 from perfexp.records.record import Record
 from perfexp.summaries.subject import subject
 from perfexp.tables.csv_tables import Line, columns_of
 
 #: Names of the columns of a quantity, and the factor of its unit.
-_COLUMNS = {"time": ("median_ms", 1e3), "energy": ("energy_per_inference_j", 1.0)}
+_COLUMNS = {"time": ("median_ms", 1e3), "energy": (named(ENERGY).column, 1.0)}
 
 
 def lines(record: Record, forecasts: Sequence[Forecast]) -> list[Line]:

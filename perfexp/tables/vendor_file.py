@@ -13,17 +13,16 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.cold_starts import first_predictions
+from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
 from perfexp.records.record import Epoch, Key, Metric, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import PEAK_MEMORY, find_metric, percentile, service_time
+from perfexp.summaries.wording import find_metric, percentile, service_time
 
 #: Version of the file's own keys; the record inside has its `schema_version`.
 FORMAT = 1
 _BEGINNING = "benchmark_"
-
-_ENERGY = "energy/per_image_joules"
 
 Entry = dict[str, Any]
 
@@ -118,10 +117,10 @@ def _inference(row: Row, percentiles: Sequence[float], first_seconds: Interval |
     }
     for number in percentiles:
         line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _ms) if service else None
-    accuracy = find_metric(row, "accuracy")
+    accuracy = find_metric(row, ACCURACY)
     return line | {
         "accuracy": accuracy.value if accuracy else None,
-        "energy_joules_per_prediction": _figure(find_metric(row, _ENERGY)),
+        "energy_joules_per_prediction": _figure(find_metric(row, IMAGE_ENERGY)),
     }
 
 

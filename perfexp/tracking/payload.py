@@ -24,7 +24,7 @@ from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
 from perfexp.tables import csv_tables
-from perfexp.tables.quantities import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
+from perfexp.tables.flat import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
 from perfexp.tracking import best, datasets, descriptions, run_names, run_params
 from perfexp.tracking.datasets import Dataset
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid

@@ -14,6 +14,7 @@ import numpy as np
 from perfexp.records.cold_starts import FirstPrediction, first_predictions
 from perfexp.records.estimates import is_estimate, is_rate_estimate
 from perfexp.records.growth import scalings
+from perfexp.records.quantities import of as quantity_of
 from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.units import prettify
@@ -22,8 +23,6 @@ from perfexp.summaries.wording import percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320
-#: Metrics for comparisons of two runs, which the tables have.
-_TABLE_ONLY = ("device/cycles_per_call",)
 
 
 class Quantity(NamedTuple):
@@ -180,9 +179,9 @@ def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[
 
 
 def _metrics(row: Row, step: int) -> Iterator[Quantity]:
-    """The point's metrics but those of `_TABLE_ONLY`; one without a group is put into that of its phase."""
+    """The point's metrics with a chart; one without a group is put into that of its phase."""
     for metric in row.metrics:
-        if metric.name in _TABLE_ONLY:
+        if not quantity_of(metric).is_charted:
             continue
         group, slash, rest = metric.name.partition("/")
         group, stem = (group, rest) if slash else (row.key.phase, group)
