@@ -201,7 +201,7 @@ def test_times_of_0_have_no_rate(make_record, seconds):
     [row] = summary.rows(record)
     assert (row.time.median.value, row.samples_per_second) == (0.0, None)
     assert measures.repeats(record) == {row.key: {}}
-    assert "latency" in markdown.report(record)
+    assert "latency" in markdown.markdown(record)
 
 
 def test_a_median_of_0_leaves_the_other_figures(make_record):

@@ -117,7 +117,8 @@ class Run:
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            self._console.header(assignment.plain, supervisor.recorded_environment(job), points=points, seconds=seconds)
+            facts = supervisor.recorded_environment(job)
+            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=job.timed)
 
     def measure(self, replicate: int | None = None) -> None:
         """Measure the points without a result, of all replicates or that of this number.

@@ -37,6 +37,7 @@ def console(out: io.StringIO, **settings: object) -> Console:
 
 def shown(build: Builder, *points: object, out: io.StringIO | None = None, **settings: object) -> str:
     out = out or io.StringIO()
+    settings.setdefault("verbose", not settings.get("quiet"))
     console(out, **settings).show(build.record(*points), Path("out"))  # type: ignore[arg-type]
     return out.getvalue()
 

@@ -46,7 +46,7 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
     assert "| 224 | 1 | device/graph | 1980 MHz |  | 3 |" in text
     assert "no power" not in text
     del points[0].facts["loaded_power_watts"]
-    text = markdown.report(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
+    text = markdown.markdown(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
     assert "| 224 | 1 | device | 1755 MHz | – | 6 |" in text
     assert "\n– no power: the device worked on these calls for less than 1 s" in text
 
@@ -211,7 +211,7 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
 
 def test_the_report_begins_with_the_lines_of_the_console_and_embeds_the_plots(build: Builder) -> None:
     record = build.record(build.point(), build.first_prediction())
-    text = markdown.report(record, ["time.png", "a b.png"])
+    text = markdown.markdown(record, ["time.png", "a b.png"])
     fenced = text.partition("```text\n")[2].partition("\n```\n")
     assert fenced[0].splitlines() == lines_of(lambda console: console.results(record, report="below"))
     assert "224 · batch 1 on Example CPU" in fenced[0]
@@ -233,7 +233,7 @@ def test_the_report_has_every_metric_of_every_point(build: Builder) -> None:
         )
         for size in range(100, 900, 100)
     ]
-    text = markdown.report(build.record(*points)).partition("## All metrics")[2]
+    text = markdown.markdown(build.record(*points)).partition("## All metrics")[2]
     assert text.startswith("\n\n- group0")
     assert "- group3/some\\_long\\_name: 3.00\n" in text
     assert "| size | varying/a | varying/b | varying/c | memory/device |" in text
@@ -255,7 +255,7 @@ def test_a_file_leaves_no_column_out(build: Builder) -> None:
 
 
 def test_text_from_outside_does_not_leave_the_fence(build: Builder) -> None:
-    text = markdown.report(build.record(build.failed(error="````\n<img src=x>")))
+    text = markdown.markdown(build.record(build.failed(error="````\n<img src=x>")))
     fence = text[text.index("`") :].partition("text")[0]
     assert len(fence) == 5
     assert text.count(fence) == 2
