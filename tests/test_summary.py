@@ -431,8 +431,6 @@ def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record)
     assert promised.low < 1.2 < 1.3 < promised.high
     [note] = [note for note in overview.metrics(record, rows).notes if "first process" in note]
     assert note.startswith("speedups, but for the promised ones, are of the first process")
-    [brief] = [note for note in overview.metrics(record, rows, is_brief=True).notes if "first process" in note]
-    assert brief.startswith("speedups are of the first process")
 
 
 def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record):

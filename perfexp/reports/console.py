@@ -136,8 +136,7 @@ class Console:
         if sweep.children:
             grid = sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios)
             self._grid(grid if self._verbose else Grid(grid.columns))
-        notes = verdicts.notes if self._verbose else []
-        for line in filter(None, [*notes, *verdicts.fastest, sweep_summary.best_run(sweep, records)]):
+        for line in filter(None, [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(sweep, records)]):
             self._line(line, indent=2)
         more = self._raised(sweep_summary.raised(sweep, records))
         self.show_lines(NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")

@@ -15,6 +15,8 @@ from rich.text import Text
 GAP = 2
 #: Limits of a table of Markdown, in characters of a line and in columns: MLflow's pages are not wider.
 WIDTH, _MOST_COLUMNS = 80, 6
+#: Limit of the keys in a line, and what the rules of so many columns take more than their gaps in text.
+_KEY_WIDTH, _RULES = 40, 9
 
 
 class Column:
@@ -61,6 +63,11 @@ class Column:
         """Return the column with some of its rows."""
         cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
         return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles)
+
+    def escaped(self, width: int) -> Column:
+        """Return the column for Markdown, without the middle of cells that exceed a number of characters."""
+        cells = (_shortened(cell, width) for cell in self.cells)
+        return Column(escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key)
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,17 @@ class Grid:
         return lines
 
     def markdown(self) -> str:
-        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each."""
-        tables = ["\n".join(_markdown_lines(part)) for part in self.parts(WIDTH, _MOST_COLUMNS) if part.columns]
-        return "\n\n".join([*tables, *map(escape_markdown, self.notes)]) + "\n"
+        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each.
+
+        Cells that are too long for a line lose their middle.
+        """
+        widths = [len(max(map(escape_markdown, column.cells), key=len)) for column in self.columns if column.is_key]
+        fitting = (limit for limit in range(_KEY_WIDTH, 0, -1) if sum(min(w, limit) for w in widths) <= _KEY_WIDTH)
+        key_width = next(fitting, 1)
+        room = WIDTH - sum(min(width, key_width) for width in widths) - _RULES
+        columns = [column.escaped(key_width if column.is_key else room) for column in self.columns]
+        tables = ["\n".join(_markdown_lines(part)) for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)]
+        return "\n\n".join([*(tables if columns else ()), *map(escape_markdown, self.notes)]) + "\n"
 
 
 def escape_markdown(text: str) -> str:
@@ -163,8 +178,14 @@ def escape_markdown(text: str) -> str:
     return html.escape(escaped, quote=False)
 
 
+def _shortened(text: str, width: int) -> str:
+    short, half = escape_markdown(text), min(len(text), width) // 2
+    while len(short) > width and half:
+        short, half = escape_markdown(f"{text[:half]}…{text[-half:]}"), half - 1
+    return short
+
+
 def _markdown_lines(grid: Grid) -> list[str]:
-    rule = "|".join(" --- " if column.prose else " ---: " for column in grid.columns)
-    head = [column.title for column in grid.columns]
-    rows = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in (head, *grid.lines)]
-    return [rows[0], f"|{rule}|", *rows[1:]]
+    rule = " | ".join("---" if column.prose else "---:" for column in grid.columns)
+    rows = [" | ".join(cells) for cells in ([column.title for column in grid.columns], *grid.lines)]
+    return [f"| {row} |" for row in (rows[0], rule, *rows[1:])]
