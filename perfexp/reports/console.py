@@ -144,10 +144,6 @@ class Console:
             hint = f"perfexp show -v ({units.counted(more, 'more warning')})" if more else "perfexp show -v"
             self._place(folder, f"{hint}, perfexp compare", tracking)
 
-    def has_room(self, grid: Grid) -> bool:
-        """Whether a table fits the terminal with each of its rows on one line."""
-        return grid.whole_width <= self._out.width - 2
-
     def show_grid(
         self, title: str, grid: Grid | None, *, above: Sequence[str] = (), not_measured: Sequence[str] = ()
     ) -> None:
