@@ -14,7 +14,6 @@ import rich.console
 from rich.padding import Padding
 from rich.text import Text
 
-from perfexp.comparison import sweep_verdicts
 from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
@@ -22,7 +21,7 @@ from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.progress import Progress, Whole
-from perfexp.reports.sections import NOT_MEASURED, Commands, Section, brief, sections
+from perfexp.reports.sections import NOT_MEASURED, Commands, Section, brief, of_sweep, sections
 from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import Grid
 from perfexp.summaries.remarks import Raised, failures, raised_diagnostics
@@ -129,15 +128,7 @@ class Console:
         self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
     ) -> None:
         """Print the results of a sweep, a line for each run; `folder` is None if it left none."""
-        verdicts = sweep_verdicts.of_sweep(sweep, records)
-        self._line(sweep_summary.headline(sweep), style="bold")
-        if same := sweep_summary.setting(records):
-            self._line(same, indent=2)
-        if sweep.children:
-            grid = sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios)
-            self._grid(grid if self._verbose else Grid(grid.columns))
-        for line in filter(None, [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(sweep, records)]):
-            self._line(line, indent=2)
+        self._sections(of_sweep(sweep, records, is_brief=not self._verbose))
         more = self._raised(sweep_summary.raised(sweep, records))
         self.show_lines(NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:
@@ -189,7 +180,7 @@ class Console:
                     self._line(title, style="bold")
                 self._grid(content)
             else:
-                self.show_lines(title, content, style="red" if title == NOT_MEASURED else "")
+                self.show_lines(title, content or [""], style="red" if title == NOT_MEASURED else "")
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
         fields = distinguishing(row.key for row in rows)

@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from perfexp.records import estimates, quantities, units
 from perfexp.records.point_times import GRAPH
-from perfexp.records.record import Key, Metric, Point, Record, Status
+from perfexp.records.record import Key, Metric, Point, Record, Status, without_replicate
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import metric_notes, wording
@@ -30,7 +28,7 @@ _SHARES = (quantities.EFFICIENCY, *_LOSSES)
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 #: A board's power may be an average over up to this long.
 _AVERAGED_SECONDS = 1.0
-_LAGS = "– no power: the device worked on these calls for less than 1 s, over which a board may average its power"
+_EPOCH_TITLES = {"samples_per_second": "samples/s", "learning_rate": "learning rate"}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
@@ -90,23 +88,15 @@ def epochs(record: Record) -> Grid | None:
     if not trained:
         return None
     keys, of_all = zip(*trained, strict=True)
-    names = _distinct(metric.name for epoch in of_all for metric in epoch.metrics)
-    columns = [
-        *_columns_of(keys, varying(keys)),
-        Column("epoch", (str(epoch.number) for epoch in of_all), is_key=True),
-        Column("time", (units.format_seconds(epoch.seconds) for epoch in of_all)),
-        Column("samples/s", (_number(epoch.samples_per_second) for epoch in of_all), rank=1),
-        Column("loss", (_number(epoch.loss) for epoch in of_all), rank=2),
-        Column("accuracy", (_number(epoch.accuracy) for epoch in of_all), rank=3),
-        Column("learning rate", (_number(epoch.learning_rate) for epoch in of_all), rank=4),
-    ]
-    for rank, name in enumerate(names, 5):
-        columns.append(Column(name, [_number(epoch.figures.get(name)) for epoch in of_all], rank=rank))
+    columns = [*_columns_of(keys, varying(keys)), Column("epoch", (str(one.number) for one in of_all), is_key=True)]
+    columns.append(Column("time", (units.format_seconds(one.seconds) for one in of_all)))
+    names = ["samples_per_second", "loss", "accuracy", "learning_rate"]
+    names += _distinct(metric.name for one in of_all for metric in one.metrics)
+    for rank, name in enumerate(names):
+        values = (getattr(one, name) if hasattr(one, name) else one.figures.get(name) for one in of_all)
+        cells = ("" if value is None else units.digits(value, 4) for value in values)
+        columns.append(Column(_EPOCH_TITLES.get(name, name), cells, rank=rank))
     return Grid(columns).without_empty()
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else units.digits(value, 4)
 
 
 def metrics(record: Record, rows: Sequence[Row]) -> Grid:
@@ -154,35 +144,30 @@ def _metric_text(row: Row, name: str) -> str:
     return wording.metric_text(metric, estimates.basis(row, metric) if metric else None)
 
 
-def loads(record: Record) -> Grid | None:
-    """Return clock and power during the device's own times, medians over all processes; None without readings.
+def loads(record: Record) -> list[str]:
+    """Return clock and power during the device's own times, medians over all processes.
 
     Powers of processes whose device worked for less time than a board averages over are left out.
     """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
-        key = msgspec.structs.replace(point.key, replicate=0)
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
-                known = pooled.setdefault((key, series), {}).setdefault(fact, [])
+                known = pooled.setdefault((without_replicate(point.key), series), {}).setdefault(fact, [])
                 if fact != "loaded_power_watts" or _busy_seconds(point, series) >= _AVERAGED_SECONDS:
                     known += readings
-    if not pooled:
-        return None
-    keys = [key for key, _ in pooled]
-    columns = [*_columns_of(keys, distinguishing(keys)), Column("time", (series for _, series in pooled))]
-    for fact, (title, factor, unit) in _LOADS.items():
-        found = [readings.get(fact) for readings in pooled.values()]
-        columns.append(Column(title, (_load_text(each, factor, unit) for each in found)))
-    counts = (str(max(map(len, readings.values()))) for readings in pooled.values())
-    lags = any(readings.get("loaded_power_watts") == [] for readings in pooled.values())
-    return Grid([*columns, Column("readings", counts)], [_LAGS] if lags else []).without_empty()
+    fields = distinguishing(key for key, _ in pooled)
+    return [
+        f"{label(key, fields)} · {series}: {', '.join(_load_text(fact, readings[fact]) for fact in readings)}"
+        for (key, series), readings in pooled.items()
+    ]
 
 
-def _load_text(readings: Sequence[float] | None, factor: float, unit: str) -> str:
-    if readings is None:
-        return ""
-    return f"{median(readings) * factor:.0f} {unit}" if readings else "–"
+def _load_text(fact: str, readings: Sequence[float]) -> str:
+    title, factor, unit = _LOADS[fact]
+    if not readings:
+        return f"no {title}, since the device worked for less than {_AVERAGED_SECONDS:g} s, over which a board averages"
+    return f"{title} {median(readings) * factor:.0f} {unit} ({units.counted(len(readings), 'reading')})"
 
 
 def _busy_seconds(point: Point, name: str) -> float:

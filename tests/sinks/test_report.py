@@ -45,13 +45,12 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
     [short] = [series for series in points[1].series if series.name == "device"]
     short.samples = [seconds / 100 for seconds in short.samples]
     text = markdown.markdown(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
-    assert "| 224 | 1 | device | 1755 MHz | 690 W | 6 |" in text
-    assert "| 224 | 1 | device/graph | 1980 MHz |  | 3 |" in text
+    assert "- 224 · batch 1 · device: SM clock 1755 MHz (6 readings), power 690 W (1 reading)\n" in text
+    assert "- 224 · batch 1 · device/graph: SM clock 1980 MHz (3 readings)\n" in text
     assert "no power" not in text
     del points[0].facts["loaded_power_watts"]
     text = markdown.markdown(build.record(*points)).partition("## Clock and power under load")[2].partition("##")[0]
-    assert "| 224 | 1 | device | 1755 MHz | – | 6 |" in text
-    assert "\n– no power: the device worked on these calls for less than 1 s" in text
+    assert "SM clock 1755 MHz (6 readings), no power, since the device worked for less than 1 s" in text
 
 
 def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
