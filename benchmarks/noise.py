@@ -175,7 +175,7 @@ def run(source: Source, seed: int) -> Row:
         key = Key(phase="inference", input_size=(224, 224), batch_size=1, precision="fp32", replicate=number)
         point = Point(key=key, status=Status.OK)
         rule = Precision(
-            epsilon=0.01,
+            target=0.01,
             min_seconds=0.2,
             max_seconds=0.5,
             warmup_seconds=0.2,

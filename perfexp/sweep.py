@@ -260,8 +260,8 @@ def _refuse_many(*counts: int) -> None:
     """Limit the number of points, which is the product of these counts, before the points are listed."""
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
-            f"The plan has more than {MOST_POINTS:,} points (replicate × sizes × batch sizes × phases). "
-            "Lower replicate, or list fewer sizes or batch sizes."
+            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "
+            "Lower processes, or list fewer sizes or batch sizes."
         )
 
 
@@ -270,5 +270,5 @@ def _unique(items: list[_T], name: str) -> list[_T]:
         raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]
     if doubled:
-        raise UserError(f"{name} has {doubled[0] or _MAX} twice; replicate=2 measures everything twice.")
+        raise UserError(f"{name} has {doubled[0] or _MAX} twice; processes=2 measures everything twice.")
     return items

@@ -33,7 +33,7 @@ def test_ratios_keep_their_digits():
 
 def test_progress_counts_what_is_finished(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "batch_size=[1,2,4,8]"]
+    words = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2,4,8]"]
     assert main([*words, "output_dir=x", "seed=3"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
     assert [line.partition("]")[0] for line in lines] == ["[1/4", "[2/4", "[3/4", "[4/4"]

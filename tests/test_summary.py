@@ -231,7 +231,7 @@ def test_a_process_far_from_the_others_is_named_in_a_warning(make_record, second
     (doubt,) = row.doubts
     assert (doubt.code, doubt.is_note) == ("process_apart", False)
     assert doubt.message.startswith(message)
-    assert "replicate=N" in doubt.help
+    assert "processes=N" in doubt.help
 
 
 def test_a_process_is_not_apart_from_others_that_are_apart(make_record):

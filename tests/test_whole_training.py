@@ -34,7 +34,7 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train
         ("mode.train.checkpoints=true", "mode.train.checkpoints=true is for whole epochs"),
         ("mode.train.resume_from=y.pt", "mode.train.resume_from=y.pt is for whole epochs"),
         ("epochs=2 mode.train.checkpoints=true batch_size=[1,2]", "is for one training, and this plan has 2"),
-        ("epochs=2 mode.train.checkpoints=true replicate=2", "is for one training, and this plan has 2"),
+        ("epochs=2 mode.train.checkpoints=true processes=2", "is for one training, and this plan has 2"),
         ("epochs=2 mode.train.save_every=1", "save_every=1 needs mode.train.checkpoints=true"),
         ("epochs=2 mode.train.schedule=cosin", "cosine"),
         ("epochs=2 mode.train.warm_up=3", "warm_up"),
@@ -132,7 +132,7 @@ def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run
 
     for name in ("best", "final_weights"):
         weights = f"model.weights=a/checkpoints/squeezenet1_1_images_{name}.pt"
-        code, _, records = run(*small, "mode=inference", "ttfp=false", f"output_dir={name}", weights)
+        code, _, records = run(*small, "mode=inference", f"output_dir={name}", weights)
         assert code == 0
 
     shutil.rmtree("b")

@@ -21,7 +21,7 @@ TERMS = {
     "much in distance",
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
     "standard deviation": "of the processes' medians, in percent of their mean; the largest of several points",
-    "replicate": "repetition in another process: with replicate=3 intervals are of the mean over processes",
+    "processes": "repetition in another process: with processes=3 intervals are of the mean over processes",
     "≈": "estimate: no interval, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",
     _COVERAGE: "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
@@ -42,7 +42,7 @@ TERMS = {
     "FASTER": "the ratio's interval lies wholly beyond the margin, as for SLOWER, LESS and MORE",
     "SAME": "the ratio's interval lies wholly within the margin",
     "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it, or there is none, "
-    "as between figures of single processes (replicate=3)",
+    "as between figures of single processes (processes=3)",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]

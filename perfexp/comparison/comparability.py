@@ -147,7 +147,7 @@ FACTS = {
     "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
     "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
     "seed": _subject("seed"),  # of accuracies and losses
-    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "replicate", "percentiles", "probes")},
+    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "processes", "percentiles", "probes")},
 }
 #: Confounders that `--allow` accepts; the last five are those of a point.
 ALLOWABLE = (

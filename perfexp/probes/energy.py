@@ -288,13 +288,11 @@ def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnosti
     return doubts
 
 
-def rules_for(
-    *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
-) -> Rules:
+def rules_for(*, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None) -> Rules:
     """Return rules with windows of at least `window_seconds`, by default a length that suits the stopping rule.
 
-    That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`epsilon`).
+    That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`target`).
     """
     if window_seconds is None:
-        window_seconds = 5.0 if epsilon is not None and epsilon <= 0.005 else 1.0
+        window_seconds = 5.0 if target is not None and target <= 0.005 else 1.0
     return replace(rules or Rules(), window_seconds=window_seconds)

@@ -69,12 +69,12 @@ DIAGNOSTICS: dict[str, Rule] = {
     "processes_differ": _note(
         "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
         "calls do not show; the interval includes it",
-        "use more processes (replicate=N) for a narrower interval",
+        "use more processes (processes=N) for a narrower interval",
     ),
     "process_apart": _warning(
         "a process took {ratio:.3g} times as long as the others: {median} per call in replicate {number}, {others} in "
         "the others; time and interval include it",
-        "stop other work on this machine, then measure again; of more processes (replicate=N) each weighs less",
+        "stop other work on this machine, then measure again; of more processes (processes=N) each weighs less",
         by="ratio:.3g",
         badness=_apart,
     ),
@@ -135,7 +135,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     "pace_changed": _warning(
         "a call takes {pipelined_ms:.3g} ms in the pipelined loop, but {waiting_ms:.3g} ms if the host waits for each: "
         "the host's pace changed in between",
-        "read samples/s and latency as those of two states of the host, and measure in several processes (replicate=3)",
+        "read samples/s and latency as those of two states of the host, and measure in several processes (processes=3)",
         disturbs=True,
     ),
     "shared_host": _warning(

@@ -14,7 +14,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records import quantities
+from perfexp.records import old_names, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.prior import Prior
 
@@ -435,6 +435,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=T
             record = untrusted.from_json(text, cls)
             _check(record.points)
             _check_points(record.points)
+            record.plan = old_names.plan_of_today(record.plan)
         except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record

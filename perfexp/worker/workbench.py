@@ -267,8 +267,8 @@ class Workbench:
         """Return the energy measurement that the plan sets, with the meters of one device or of all ranks' devices."""
         from perfexp.probes.energy import EnergyProcedure, rules_for
 
-        epsilon = getattr(config.build(self.plan.stopping), "epsilon", None)
-        rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
+        target = getattr(config.build(self.plan.stopping), "target", None)
+        rules = rules_for(window_seconds=self.plan.probes.energy_seconds, target=target)
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:

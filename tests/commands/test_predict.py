@@ -26,7 +26,7 @@ from perfexp.work.allocations import Peak
 from perfexp.worker import entry
 from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace, forked_trace
 
-SPARSE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true",
+SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
 FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")
 

@@ -154,13 +154,13 @@ def test_five_windows_of_a_second_repeat_to_one_percent():
 
 def test_stopping_finely_takes_five_seconds():
     device = FakeDevice(enqueue_seconds=10e-6)
-    rules = rules_for(epsilon=0.005)
+    rules = rules_for(target=0.005)
     energy = procedure(device, meter_of(device, steady(300.0)), rules=rules).measure(
         launching(device, 1e-3), images_per_call=1
     )
     assert values(energy)["window_seconds"] == pytest.approx(5.0, abs=0.01)
-    assert rules_for(epsilon=0.01).window_seconds == 1.0
-    assert rules_for(epsilon=0.005, window_seconds=2.0).window_seconds == 2.0
+    assert rules_for(target=0.01).window_seconds == 1.0
+    assert rules_for(target=0.005, window_seconds=2.0).window_seconds == 2.0
 
 
 def test_the_warm_plateau_before_the_window_is_not_in_it():

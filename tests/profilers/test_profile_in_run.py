@@ -24,7 +24,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Status
 from perfexp.reports.run_status import seconds_left
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")
 WHOLE_STEP = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])
 
 
@@ -392,7 +392,7 @@ def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run,
 
 
 def test_only_what_is_left_counts_for_how_long_it_may_take():
-    plan = config.typed(compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk", "ttfp=false"]))
+    plan = config.typed(compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk"]))
     point = plan.point_seconds
     whole, profile = (seconds_left(keys, point) for keys in (plan.keys(), plan.profile_keys()))
     assert whole > profile == 60.0
