@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfexp.comparison import measures
-from perfexp.records import diagnostics, growth, summary
+from perfexp.records import diagnostics, growth, summary, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Series, Status, Stop, layers_key
 from perfexp.reports import markdown, overview
@@ -345,7 +345,7 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     ],
 )
 def test_a_rate_has_its_interval(low, high, text):
-    assert wording.rate_with_width(Interval(value=2445.0, low=low, high=high)) == text
+    assert wording.interval_or_about(Interval(value=2445.0, low=low, high=high), units.digits) == text
 
 
 @pytest.mark.parametrize(("pipelined", "is_said"), [(0.0108, False), (0.0115, True)])

@@ -16,7 +16,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
 from perfexp.reports.markdown import markdown
-from perfexp.tables import csv_tables, vendor_file
+from perfexp.tables import csv_tables, flat, vendor_file
 from perfexp.tables.flat import point_runs, quantities
 from perfexp.worker.workbench import Workbench
 
@@ -85,7 +85,7 @@ def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
         Epoch(number=1, seconds=1.0, samples_per_second=1.0),
         Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
     ]
-    lines = list(csv.DictReader(csv_tables.to_csv(csv_tables.epochs(record)).decode().splitlines()))
+    lines = list(csv.DictReader(csv_tables.to_csv(flat.epochs(record)).decode().splitlines()))
     assert [line["custom/f1"] for line in lines] == ["", "0.5"]
     report = markdown(record)
     assert "## Epochs" in report

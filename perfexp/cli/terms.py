@@ -46,6 +46,7 @@ TERMS = {
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]
+TERMS["pipelined"] = TERMS["throughput"]
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 

@@ -15,9 +15,9 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
-from perfexp.records.processes import comparable
 from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
+from perfexp.records.summary import comparable
 from perfexp.summaries.subject import one_line, subject
 
 #: Values of one fact that are shown.

@@ -12,10 +12,9 @@ from perfexp.plots.chart import Band, Caption, Chart, Curve, Line, Panel, Strips
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.processes import joined
-from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row, rows, series_of_processes
+from perfexp.records.summary import Row, joined, rows, series_of_processes
 from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.subject import label, shape, subject, varying
@@ -86,7 +85,7 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
         kinds = [row.time_kind or "", *(name for name in row.times if name != row.time_kind)]
         taken = (
             Taken(
-                name=name,
+                name=time_title(name),
                 meaning=TIMES[name].caption,
                 series=series[row.key, name],
                 time=row.times[name],
@@ -138,7 +137,9 @@ def _time_panel(
         of_kind = [Named(_joined(name, kind), row) for name, row in of_kind] if behind else of_kind
     curves = _curves(of_kind, where) if fitted else ()
     rings = _rings(of_kind, where, odd, labeled=True)
-    return Panel(title=f"{prefix}{kind} per call", lines=(*behind, *lines), unit="seconds", curves=curves, odd=rings)
+    return Panel(
+        title=f"{prefix}{time_title(kind)} per call", lines=(*behind, *lines), unit="seconds", curves=curves, odd=rings
+    )
 
 
 def _rate_panel(prefix: str, named: Sequence[Named], where: dict[Key, float], odd: dict[int, Odd], axis: str) -> Panel:
@@ -298,7 +299,7 @@ def _lines(
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
     """What the values are, whom their intervals hold for, and on which device."""
-    kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
+    kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 

@@ -22,7 +22,7 @@ from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
-from perfexp.summaries.wording import bare_time
+from perfexp.summaries.wording import bare
 
 #: Ratios of the times of runs by number, phase and measure; None of a baseline.
 _Ratios = Mapping[tuple[int, str, str], TimeRatio | None]
@@ -143,7 +143,7 @@ def _bars(runs: Sequence[_Run], ratios: _Ratios, *, is_group: bool) -> list[Bar]
             continue
         median = run.row.time.median
         bar = Bar(label=name, value=median, text="", behind=_latency(run))
-        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{_ratio_text(run, ratios)}"))
+        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare(median)}{_ratio_text(run, ratios)}"))
     return bars
 
 

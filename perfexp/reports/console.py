@@ -17,6 +17,7 @@ from rich.text import Text
 from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
@@ -186,7 +187,7 @@ class Console:
         fields = distinguishing(row.key for row in rows)
         for row in rows:
             if row.time:
-                self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
+                self._line(f"{label(row.key, fields)}: {time_title(row.time_kind)} {median_text(row)}")
 
     def _raised(self, diagnostics: Sequence[Raised]) -> int:
         """Print errors and the first warning with their help, or all if quiet or verbose; return how many are left."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from perfexp.records import estimates, quantities, units
+from perfexp.records import quantities, units
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Metric, Point, Record, Status, without_replicate
 from perfexp.records.summary import Row
@@ -36,14 +36,14 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     """Return the main table: point, time, requested percentiles, throughput, memory, processes, and how it ended."""
     kinds = wording.time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
-    prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
+    prefix = "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
     asked = [number for number in percentiles if number != 50]
     memory = (wording.metric_text(wording.find_metric(row, quantities.PEAK_MEMORY)) for row in rows)
     spreads = ("" if row.spread is None else wording.percent(row.spread) for row in rows)
     columns = [
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
-        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
+        Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
         Column(f"{GRAPH} p50", (_other_time(row, GRAPH) for row in rows), rank=40),
         Column("latency p50 ± CI95", (_other_time(row, "latency") for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
@@ -141,7 +141,7 @@ def _metric_text(row: Row, name: str) -> str:
     metric = wording.find_metric(row, name)
     if name == quantities.COVERAGE:
         return wording.coverage_text(row)
-    return wording.metric_text(metric, estimates.basis(row, metric) if metric else None)
+    return wording.metric_text(metric, row.basis(metric) if metric else None)
 
 
 def loads(record: Record) -> list[str]:
@@ -230,13 +230,13 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
     services = (wording.service_time(row) for row in rows)
     intervals = (wording.percentile(service[1], number) if service else None for service in services)
-    cells = (wording.interval_or_about(interval) if interval else "" for interval in intervals)
+    cells = map(wording.interval_or_about, intervals)
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
-    return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
+    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:

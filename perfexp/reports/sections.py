@@ -94,7 +94,7 @@ def _rows(table: Sequence[Row]) -> Grid:
     columns = [
         *overview.key_columns(table),
         Column(_TIMES[kinds[0]] if len(kinds) == 1 else "time", map(wording.median_text, table)),
-        Column("of", (row.time_kind or "" if len(kinds) > 1 else "" for row in table)),
+        Column("of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in table)),
         Column("samples/s", map(wording.row_rate_text, table), rank=1),
         Column("memory", memory, rank=2),
         Column("remarks", map(overview.remarks, table), prose=True),

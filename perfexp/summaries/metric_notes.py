@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfexp.records import diagnostics, quantities, units
-from perfexp.records.processes import by_point, pooled_speedup
 from perfexp.records.quantities import FOLLOWING, Pooled
 from perfexp.records.record import Metric, Record
-from perfexp.records.summary import Row
+from perfexp.records.summary import Row, by_point, pooled_speedup
 from perfexp.summaries import wording
 from perfexp.summaries.subject import number_format
 
@@ -79,12 +78,11 @@ def speedups(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> li
     names = {metric.name for metric in shown if _is_speedup(metric) and metric.value is not None}
     groups, notes = by_point(record), []
     having = [row for row in rows if any(metric.name in names for metric in row.metrics)]
-    is_pooled: dict[str, bool] = {}
-    for row in having:
-        for name in (metric.name for metric in row.metrics if row.processes > 1 and metric.name in names):
-            is_pooled[name] = is_pooled.get(name, True) and pooled_speedup(groups[row.key], name) is not None
-    if not all(is_pooled.values()):
-        are_promised = any(is_pooled.values()) and all(done == ("promised" in name) for name, done in is_pooled.items())
+    several = {(row.key, one.name) for row in having if row.processes > 1 for one in row.metrics if one.name in names}
+    single = {name for key, name in several if pooled_speedup(groups[key], name) is None}
+    if single:
+        pooled = {name for _, name in several} - single
+        are_promised = bool(pooled) and all(("promised" in name) == (name in pooled) for name in pooled | single)
         but = ", but for the promised ones," if are_promised else ""
         notes.append(f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms")
     if any(diagnostics.has(row.doubts, "device_idle") for row in having):

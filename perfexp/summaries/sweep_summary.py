@@ -113,7 +113,7 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", (_single(table, wording.row_rate_text) for table in tables), rank=3),
         Column(title, (ratios.get((child.job, table[0].key.phase), "") if table else "" for child, table in lines)),
         Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
@@ -146,7 +146,7 @@ def best(candidates: Sequence[Candidate]) -> str:
     ties = [one.name for one, rate in rated if one is not first and not is_clearly_below(rate, most)]
     if len(ties) == len(rated) - 1:
         return "best: undecided"
-    text = f"best: {' or '.join([first.name, *ties])}, {wording.bare_rate(first.row)} samples/s"
+    text = f"best: {' or '.join([first.name, *ties])}, {wording.rate_text(first.row.samples_per_second)} samples/s"
     enough = [(one, rate.value / most.value) for one, rate in rated if one.batch and one.name not in ties]
     smaller = [pair for pair in enough if pair[1] >= _NEARLY and (pair[0].batch or 0) < (first.batch or 0)]
     if not smaller:
@@ -170,6 +170,10 @@ def best_run(sweep: Sweep, records: Sequence[Record]) -> str:
     return best(candidates) if len(same) == 1 else ""
 
 
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
+
+
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
     value = one_line(child.axes.get(name, ""))
     return formats.get(child.job, value) if name == "precision" else value
@@ -180,8 +184,8 @@ def in_a_line(record: Record) -> str:
     by_phase = _by_phase(record)
     parts = []
     for table in by_phase:
-        rate = _single(table, wording.bare_rate)
-        words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
+        rate = _single(table, lambda row: wording.rate_text(row.samples_per_second))
+        words = [f"{_kinds(table)} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
@@ -214,7 +218,7 @@ def _times(table: Sequence[Row]) -> str:
     medians = sorted((row.time.median for row in table if row.time), key=lambda median: median.value)
     if len(medians) < 2:
         return wording.interval_text(medians[0]) if medians else ""
-    return f"{wording.bare_time(medians[0])} … {wording.bare_time(medians[-1])}"
+    return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
 
 
 def coverage(table: Sequence[Row]) -> str:

@@ -22,7 +22,7 @@ from perfexp.statistics.estimators import Interval
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
 from perfexp.summaries.wording import interval_text, metric_text, metric_title
-from perfexp.tables import csv_tables
+from perfexp.tables import flat
 
 
 class Terminal(io.StringIO):
@@ -523,7 +523,7 @@ def test_a_rate_of_work_has_no_more_digits_than_its_time(build: Builder) -> None
 
 def test_an_estimated_basis_is_marked_in_the_table_of_points_too(build: Builder) -> None:
     metrics = [Metric(name="mfu", value=0.62, unit="1"), Metric(name="work/flops", value=1e9, unit="1")]
-    [line] = csv_tables.overall(build.record(build.point(n=5, metrics=metrics)))
+    [line] = flat.overall(build.record(build.point(n=5, metrics=metrics)))
     assert line["estimated"] == "mfu"
 
 

@@ -13,7 +13,7 @@ from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
-from perfexp.tables import csv_tables, json_results
+from perfexp.tables import flat, json_results
 
 
 def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None:
@@ -139,7 +139,7 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(
         False,
         False,
     ]
-    for lines in ([run["points"][0] for run in runs], csv_tables.sweep(sweep, records)):
+    for lines in ([run["points"][0] for run in runs], flat.sweep(sweep, records)):
         assert ["multi_gpu_slower" in line["doubts"].split(";") for line in lines] == [False, raised, False, False]
 
 
