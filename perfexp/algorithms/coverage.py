@@ -205,14 +205,15 @@ class AlgorithmReport:
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics where not all of the work ran as requested."""
-        share = "none" if self.share is None else f"{self.share:.1%}"
+        share = self.share or 0.0
         doubts = []
         if layers := self._named(LayerStatus.fallback):
             doubts.append(diagnostics.make("algorithm_fallback", share=share, algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.substituted):
             doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.unproven):
-            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
+            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, why=layers))
         if self.foreign and any(report.ran for report in self._passes):
-            doubts.append(diagnostics.make("families_foreign", where=self.foreign))
+            why = f"the table of kernels was {self.foreign}, where names may mean something else"
+            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, why=why))
         return doubts

@@ -33,7 +33,7 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the notes and a run's metrics, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write an interactive page of the plots.")
     ] = None,

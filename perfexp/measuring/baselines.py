@@ -76,8 +76,7 @@ def judge(
         Unsupported: the call neither fits the launch queue nor can be captured.
     """
     plain = compare(algorithm, call, device)
-    if plain is not None:
-        _add(point, algorithm, plain, "")
+    is_slower = plain is not None and _add(point, algorithm, plain, SPEEDUP)
     if device.asynchronous:
         try:  # last: a capture may change how an optimizer counts
             captured = compare(algorithm, call, device, capture)
@@ -88,17 +87,19 @@ def judge(
                 point.metrics.append(_metric(member(CAPTURED_SPEEDUP, baseline), None, str(error)))
         else:
             assert captured is not None
-            _add(point, algorithm, captured, *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP]))
+            is_slower |= _add(
+                point, algorithm, captured, *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP])
+            )
     if plain is None and point.facts.get("device_method") == "queue":
-        point.doubts.append(diagnostics.make("rivals_by_graph"))
+        point.doubts.append(diagnostics.make("device_of_graph", what="the baselines were compared as calls"))
     for baseline, ratio in races.promised(races.timed_passes(point)).items():
         point.metrics.append(_metric(member(PROMISED_SPEEDUP, baseline), ratio))
-    if any(doubt.code == "choice_slower" for doubt in point.doubts):
+    if is_slower:
         algorithm.discard_choices()
 
 
-def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *families: str) -> None:
-    """Add a comparison to a point, its speedups once for each family of their names."""
+def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *families: str) -> bool:
+    """Add a comparison to a point, its speedups once for each family; return whether a baseline is faster."""
     point.series += compared.series
     point.doubts += _doubts(compared, algorithm.name)
     point.facts.setdefault("rivals_method", compared.method.value)
@@ -108,6 +109,7 @@ def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *famil
         for family in families
         for baseline in algorithm.baselines()
     ]
+    return any(speedup.high is not None and speedup.high < 1 for speedup in compared.speedups.values())
 
 
 def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
@@ -115,18 +117,15 @@ def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
     for baseline, speedup in compared.speedups.items():
         assert speedup.low is not None and speedup.high is not None  # every round has a ratio
         ratio, how = speedup.value, _HOW[compared.method]
-        if speedup.high < 1:
-            yield diagnostics.make("choice_slower", baseline=baseline, ratio=1 / ratio, how=how)
-        elif speedup.low <= 1:
+        if speedup.low <= 1:
             yield diagnostics.make(
-                "speedup_unsure",
+                "not_faster",
                 algorithm=algorithm,
                 baseline=baseline,
                 how=how,
-                within=max(1 / speedup.low, speedup.high) - 1,
-                ratio=ratio,
-                low=speedup.low,
-                high=speedup.high,
+                ratio=1 / ratio,
+                low=1 / speedup.high,
+                high=1 / speedup.low,
             )
 
 

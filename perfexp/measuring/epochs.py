@@ -257,7 +257,9 @@ class Epochs:
             point.metrics.append(Metric.of(ACCURACY, accuracies[-1]))
             point.metrics.append(Metric.of(BEST_ACCURACY, self._best))
             if not self.data.held_out:
-                point.doubts.append(diagnostics.make("accuracy_of_training_data"))
+                what = "there are no held-out images: the accuracy is that of the training images"
+                advice = "put the images into subfolders train and val"
+                point.doubts.append(diagnostics.make("data_incomplete", what=what, advice=advice))
         elif self.data.labelled and not point.key.replicate:
             point.metrics.append(training.no_accuracy(self.session, self.data))
 

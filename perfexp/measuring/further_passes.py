@@ -69,7 +69,13 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
     if method != "none":
         return
     if procedure.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
-        point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
+        point.doubts.append(
+            diagnostics.make(
+                "device_missing",
+                reason=f"{graph_fallback.TOO_LONG}, and calls of several ranks are not captured",
+                advice=graph_fallback.COMPILE,
+            )
+        )
         return
     graph_fallback.add_device_time(point, step, batches, procedure.session, procedure.times, capture)
 

@@ -180,7 +180,7 @@ class Procedure:
             if self.session.changes_inputs:
                 point.doubts.append(diagnostics.make("inputs_changed"))
             if changes := self.session.changed_settings():
-                point.doubts.append(diagnostics.make("settings_changed", changes=changes))
+                point.doubts.append(diagnostics.make("settings_changed", changes=f"the model changed {changes}"))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass
@@ -310,7 +310,9 @@ class Procedure:
     def _check_outputs(self, point: Point, step: Step) -> None:
         """Look for infinities and NaN in the outputs of the last call: arithmetic on them may take another time."""
         if not self.session.is_finite(step.state.outputs):
-            point.doubts.append(diagnostics.make("output_not_finite"))
+            point.doubts.append(
+                diagnostics.make("not_finite", what="the outputs of the last call contain infinities or NaN")
+            )
 
     def _train(self, point: Point, step: Step, count: int) -> None:
         """Train for whole epochs, on batches of their own: the first call has prefetched from the others."""

@@ -120,7 +120,14 @@ class Times:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
         point.facts["device_method"] = method
-        point.doubts += [*changes, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
+        point.doubts += [
+            *changes,
+            *(
+                [diagnostics.make("device_of_graph", what="`device` is the time of the call")]
+                if method == "graph"
+                else []
+            ),
+        ]
 
     def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
         """Add the device's time of a call as one CUDA graph, beside that of the call behind a pre-filled queue.
@@ -253,7 +260,8 @@ class Times:
         seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
         point.facts["settling_seconds"] = round(seconds, 3)
         if changes:
-            point.doubts.append(diagnostics.make("not_steady", seconds=seconds, changes=", ".join(changes)))
+            how = f"not steady after {seconds:.0f} s of calls (stopping.steady_seconds): {', '.join(changes)}"
+            point.doubts.append(diagnostics.make("drift", relative=None, changes=how))
         return seconds
 
     def _carried_seconds(self, key: Key) -> float:

@@ -33,7 +33,7 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
             not_finite[which] = loss
     if not_finite:
         which, loss = next(iter(not_finite.items()))
-        point.doubts.append(diagnostics.make("loss_not_finite", which=which, loss=loss))
+        point.doubts.append(diagnostics.make("not_finite", what=f"the {which} loss is {loss}"))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))
 
 

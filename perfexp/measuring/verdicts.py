@@ -12,7 +12,7 @@ from perfexp.algorithms import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
-from perfexp.records import diagnostics, idleness, units
+from perfexp.records import diagnostics, units
 from perfexp.records.point_times import device_series
 from perfexp.records.quantities import CYCLES, EPOCH_SECONDS, HOST_SECONDS
 from perfexp.records.record import Metric, Point, Status
@@ -66,7 +66,7 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
     other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
-    point.doubts = [item for item in point.doubts if item.code != "busy_host"]
+    point.doubts = diagnostics.without(point.doubts, "busy_host")
     if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
         point.doubts.append(diagnostics.make("busy_host", load=other_cores, cores=environment.cores()))
 
@@ -102,25 +102,19 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
         point.facts["algorithm"] = report.facts()
         proven = {metric.name: metric for metric in report.metrics()}
         point.metrics = [proven.get(metric.name, metric) for metric in point.metrics]
-        point.doubts += [item for item in report.doubts() if item.code != "algorithm_fallback"]
+        point.doubts += diagnostics.without(report.doubts(), "algorithm_fallback")
 
 
 def judge_bound(point: Point) -> None:
-    """Add what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
+    """Store what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
     device, loop = device_series(point), point.find_series("throughput")
     if device is None or loop is None or not loop.measured:
         return
     host = metric.value if (metric := point.metric(HOST_SECONDS)) else None
     wall, busy = (estimators.median_interval(series.measured).value for series in (loop, device))
     bound = bound_by(host, wall, busy)
-    if bound is None:
-        return
-    point.facts["bound_by"] = bound
-    if bound == "launch" and host is not None:
-        issuing = idleness.issuing(host / wall)
-        point.doubts.append(
-            diagnostics.make("launch_bound", busy=idleness.busy_share(point, busy, wall), issuing=issuing)
-        )
+    if bound is not None:
+        point.facts["bound_by"] = bound
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:

@@ -83,7 +83,7 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
         except (ProfilerFailed, UserError) as error:
             is_foreign_file = isinstance(error, ProfilerFailed)
             advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
-            point.doubts.append(diagnostics.make("roofline_missing", reason=error, advice=advice))
+            point.doubts.append(diagnostics.make("profile_incomplete", reason=f"no roofline: {error}", advice=advice))
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:

@@ -97,11 +97,15 @@ def add_work_metrics(
 def _doubts(work: Work) -> Iterator[Diagnostic]:
     """Doubts about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
-        yield diagnostics.make("no_work")
+        yield diagnostics.make(
+            "work_uncounted", why="by the count, a call computes nothing with the model's parameters"
+        )
     if work.is_random:
-        yield diagnostics.make("work_random")
+        yield diagnostics.make("work_uncounted", why="the model skips layers at random, and they are of one draw")
     if work.uncounted:
-        yield diagnostics.make("work_uncounted", ops=", ".join(work.uncounted))
+        yield diagnostics.make(
+            "work_uncounted", why=f"no FLOP formula for {', '.join(work.uncounted)}; they are lower bounds"
+        )
 
 
 def _rate(point: Point, work: Work) -> Metric:

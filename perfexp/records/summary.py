@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 import msgspec
 import numpy as np
 
-from perfexp.records import disturbances, growth, idleness, priors, quantities, races, sampling
+from perfexp.records import diagnostics, disturbances, growth, idleness, priors, quantities, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -250,10 +250,10 @@ def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, block
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += sampling.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # the interval of their mean is what counts
-            doubts = [item for item in doubts if item.code != "too_few_samples"]
+            doubts = diagnostics.without(doubts, "too_few_samples")
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
-    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
+    if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return doubts
 

@@ -62,7 +62,7 @@ def _contents(
         yield path, "plots", content
     drawn = [path.name for path, content in plots.items() if content is not None]
     rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
-    yield paths.report, "report", markdown.report(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
+    yield paths.report, "report", markdown.markdown(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records import quantities, units
+from perfexp.records import diagnostics, quantities, units
 from perfexp.records.quantities import FOLLOWING, Pooled
 from perfexp.records.record import Metric, Record
 from perfexp.records.summary import Row, by_point, pooled_speedup
@@ -85,7 +85,7 @@ def speedups(record: Record, rows: Sequence[Row], shown: Sequence[Metric]) -> li
         are_promised = bool(pooled) and all(("promised" in name) == (name in pooled) for name in pooled | single)
         but = ", but for the promised ones," if are_promised else ""
         notes.append(f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms")
-    if any(item.code in ("launch_bound", "device_idle") for row in having for item in row.doubts):
+    if any(diagnostics.has(row.doubts, "device_idle") for row in having):
         notes.append("speedups are of the time on the device: a loop that leaves it idle gains less, or nothing")
     return notes
 

@@ -141,7 +141,7 @@ def of_user(plan: Mapping[str, Any]) -> list[str]:
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
     """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
     # MLflow's page already has the run's name as its title
-    page = markdown.markdown(record).partition("\n")[2].strip("\n")
+    page = markdown.markdown(record).removeprefix("# ").strip("\n")
     files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
     return _signed(*of_user(record.plan), *_head(record, table), page, *files)
 
