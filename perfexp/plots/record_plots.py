@@ -35,7 +35,8 @@ from perfexp.summaries.wording import (
 NUMERIC = ("input_size", "batch_size")
 #: Panels below the times, if measured: title, metric, unit, quantity of a forecast.
 _PANELS = (("peak memory", PEAK_MEMORY, "bytes", ""), ("energy per call", ENERGY, "joules", "energy"))
-#: Names of lines, positions and predicted values by quantity.
+#: Names of lines, points and their predictions by phase and quantity; and with their positions, by quantity.
+_Predicted = Mapping[tuple[str, str], Sequence[tuple[str, Key, Interval]]]
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
@@ -57,16 +58,6 @@ class Placed(NamedTuple):
     x: float
     row: Row | None
     status: str
-
-
-class _Predicted(NamedTuple):
-    """A prediction of a point."""
-
-    phase: str
-    quantity: str
-    name: str
-    key: Key
-    value: Interval
 
 
 def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
@@ -125,13 +116,14 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
 
 def _predicted(
     forecasts: Sequence[Forecast], named: Sequence[tuple[str, Row]], fields: Sequence[str], axis: str
-) -> list[_Predicted]:
-    found = list[_Predicted]()
+) -> _Predicted:
+    found: dict[tuple[str, str], list[tuple[str, Key, Interval]]] = {}
     for curve, points in ((one.curve, one.points) for one in forecasts):
+        of_curve = found.setdefault((curve.phase, curve.quantity), [])
         for point in points:
             key = key_of(point.pair, curve.phase, named[0][1].key.precision)
             if point.source == INTERPOLATED and point.value is not None:
-                found.append(_Predicted(curve.phase, curve.quantity, line_name(key, fields, axis), key, point.value))
+                of_curve.append((line_name(key, fields, axis), key, point.value))
     return found
 
 
@@ -141,7 +133,7 @@ def chart_of(
     axis: str,
     *,
     fitted: bool = False,
-    predicted: Sequence[_Predicted] = (),
+    predicted: _Predicted | None = None,
 ) -> Chart:
     """Panels of times, one for each phase and kind of time, of rates, memory and energy, over a numeric axis.
 
@@ -149,16 +141,17 @@ def chart_of(
         named: rows with the names of their lines.
         fitted: whether times over input sizes have their scaling model.
     """
-    keys = [row.key for _, row in named]
-    title, place = _scale([*keys, *(one.key for one in predicted)], axis)
+    keys, predicted = [row.key for _, row in named], predicted or {}
+    title, place = _scale([*keys, *(key for points in predicted.values() for _, key, _ in points)], axis)
     placed = [Placed(name, place(row.key), row, row.status.value) for name, row in named]
     panels, phases = list[Panel](), dict.fromkeys(row.key.phase for _, row in named if row.time)
     for phase in phases:
         own = [one for one in placed if one.row and one.row.time and one.row.key.phase == phase]
-        bands: dict[str, list[tuple[str, float, Interval]]] = {}
-        for one in predicted:
-            if one.phase == phase:
-                bands.setdefault(one.quantity, []).append((one.name, place(one.key), one.value))
+        bands = {
+            quantity: [(name, place(key), y) for name, key, y in points]
+            for (of, quantity), points in predicted.items()
+            if of == phase
+        }
         prefix = f"{phase}: " if len(phases) > 1 else ""
         of_phase = _panels(own, bands, axis, fitted=fitted)
         panels += (replace(panel, title=prefix + panel.title) for panel in of_phase)
@@ -204,8 +197,7 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
     latencies = lines_of(placed, lambda row: row.times["latency"].median if "latency" in row.times else None)
-    names = (" · ".join(filter(None, (line.label, "latency"))) for line in latencies)
-    behind = (replace(line, label=name, is_light=True) for line, name in zip(latencies, names, strict=True))
+    behind = (replace(line, label=f"{line.label} · latency".removeprefix(" · "), is_light=True) for line in latencies)
     # a line alone has no name in other panels
     return (*behind, *(replace(line, label=line.label or kind) for line in lines)) if latencies else lines
 

@@ -48,6 +48,11 @@ class _Run(NamedTuple):
         return (self.row and self.row.time_kind) or ""
 
     @property
+    def place(self) -> tuple[int, str, str]:
+        """What its ratio is known by: number, phase and kind of time."""
+        return self.child.job, self.phase, self.kind
+
+    @property
     def seconds(self) -> float:
         """The run's time, by which bars are sorted; infinite without one."""
         return self.row.time.median.value if self.row and self.row.time else float("inf")
@@ -83,11 +88,7 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return _over_devices(replace(caption, subtitle=words), sharing, fields)
     ratios = sweep_verdicts.time_ratios(sweep, records)
-    places = [(run.child.job, run.phase, run.kind) for run in runs]
-    runs = [
-        run._replace(ratio=ratios.get(place), is_baseline=place in ratios)
-        for run, place in zip(runs, places, strict=True)
-    ]
+    runs = [run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs]
     subtitles = [caption.subtitle, *_meaning([run.ratio for run in runs if run.ratio])]
     return Bars(caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs)))
 
