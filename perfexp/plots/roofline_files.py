@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,18 +26,16 @@ if TYPE_CHECKING:
 
 def draw(roofline: Roofline, form: str = "png") -> bytes:
     """The plot as PNG of 1200 × 800 pixels, or as SVG."""
-    from perfexp.plots import roofline_plot  # late: matplotlib takes long to import
+    from perfexp.plots import canvas, roofline_plot  # late: matplotlib takes long to import
 
-    return roofline_plot.plot(roofline, form)
+    return canvas.save(roofline_plot.compose(roofline), form)
 
 
-def to_html(roofline: Roofline) -> bytes | None:
-    """An interactive page that needs no network; None where plotly is not installed (`pip install "perfexp[html]"`)."""
-    if importlib.util.find_spec("plotly") is None:
-        return None
-    from perfexp.plots import roofline_page  # late: plotly takes long to import
+def to_html(roofline: Roofline) -> bytes:
+    """A page with the plot and a table of all rows, which needs no network."""
+    from perfexp.plots import pages  # late: matplotlib takes long to import
 
-    return roofline_page.of_roofline(roofline)
+    return pages.of_roofline(roofline)
 
 
 def to_csv(roofline: Roofline) -> bytes:
@@ -57,15 +54,14 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write the files of a roofline to paths by kind (without plotly no page), and return those; raises `OSError`."""
+    """Write the files of a roofline to paths by kind, and return those; raises `OSError`."""
     contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
-    written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
-    for path, content in written.items():
+    for kind, path in targets.items():
         try:
-            write_atomically(path, content)
+            write_atomically(path, contents[kind])
         except OSError as error:  # it names the temporary file, or none
             raise OSError(error.errno, error.strerror, str(path)) from error
-    return list(written)
+    return list(targets.values())
 
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
