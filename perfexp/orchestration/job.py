@@ -20,6 +20,7 @@ from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import forecasting, machine_priors, supervisor
 from perfexp.orchestration.preparation import (
     Assignment,
+    holds_other_plan,
     is_of_perfexp,
     prepare,
     profiler_settings,
@@ -42,7 +43,6 @@ from perfexp.records.record import (
     Record,
     Status,
     is_layers,
-    missing,
     overall_status,
     read_points,
     timed_key,
@@ -73,25 +73,30 @@ class Run:
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
-        paths = self._paths
-        sweep = self.assignment.sweep.uid if self.assignment.sweep else None
+        paths, assignment = self._paths, self.assignment
+        sweep = assignment.sweep.uid if assignment.sweep else None
         paths.create(sweep=sweep)
         with ExitStack() as stack:
             stack.enter_context(paths.locked())
             stack.push(self._withdraw)
             stack.enter_context(_logged(paths))
-            paths.recover_results()
-            stack.callback(paths.restore_results)
-            if self.assignment.overwrites and paths.plan.exists():
+            paths.put_in_place()
+            paths.remove_leftovers()
+            if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing.")
-                paths.move_results(sweep)
-            paths.remove_leftovers()
+                self._paths = paths = paths.replacement()
+                if holds_other_plan(paths, assignment.plain):
+                    paths.remove()
+                paths.create(sweep=sweep)
+                paths.remove_leftovers()
+                stack.callback(_remove_empty, paths)
             recover(paths)
-            self._job = _prepared(paths, self.assignment)
+            self._job = _prepared(paths, assignment)
             self._before = {point.key for point in read_points(paths.points)}
-            if not _left(self._job):
-                self._console.note(f"Nothing is left to measure in {paths.root}: this is what was measured.")
+            if not self._job.left():
+                place = assignment.folder.absolute()
+                self._console.note(f"Nothing is left to measure in {place}: this is what was measured.")
             self._stack = stack.pop_all()
         return self
 
@@ -109,14 +114,13 @@ class Run:
             progress.begun()
             return
         self._is_announced = True
-        self._paths.delete_moved_results()
         self.assignment.begun()
         progress.begun()
         job, assignment = self._job, self.assignment
-        for warning in _warnings_of_earlier_stages(assignment.plan.stage, self._paths.root):
+        for warning in _warnings_of_earlier_stages(assignment.plan.stage, assignment.folder.absolute()):
             self._console.note(warning)
         measured = measured_seconds(read_points(self._paths.points))
-        seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
+        seconds = assignment.seconds(job.left(), measured) if job.profiler.times else None
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
@@ -128,9 +132,10 @@ class Run:
         Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
         job, whole = self._job, self.assignment.whole
-        numbers = job.replicates if replicate is None else [replicate]
+        every = supervisor.replicates(job.timed)
+        numbers = every if replicate is None else [replicate]
         keys = [key for key in job.timed if key.replicate <= max(numbers, default=0)]
-        left = [key for key in _left(job) if key.replicate in numbers]
+        left = [key for key in job.left() if key.replicate in numbers]
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
@@ -140,7 +145,8 @@ class Run:
             for number in numbers:
                 supervisor.measure(job, number)
                 self._measured.add(number)
-            if not job.replicates or job.replicates[-1] in numbers:
+            every = supervisor.replicates(job.timed)  # further ones may have been chosen
+            if not every or every[-1] in numbers:
                 supervisor.profile(job)
 
     def further(self) -> int | None:
@@ -149,7 +155,7 @@ class Run:
             return None
         with suppress(PerfexpError):  # what can't be read or written is reported when the record is saved
             self._job.extend()
-        return next((number for number in self._job.replicates if number not in self._measured), None)
+        return next((number for number in supervisor.replicates(self._job.timed) if number not in self._measured), None)
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
@@ -192,10 +198,12 @@ class Run:
             machine_priors.add(record)  # a folder may be somebody else's
         try:
             write_atomically(self._paths.record, record.to_json())
-            if self._job.choose is not None:
+            if self.assignment.plan.is_sparse:
                 write_expected(self._paths, self.assignment.plan, record.points)
+            RunPaths(self.assignment.folder).put_in_place()
         except OSError as error:
             raise disk_error(error) from error
+        self._paths = self._job.paths = RunPaths(self.assignment.folder)
         if self.assignment.plan.is_sparse:  # on disk with the artifacts, when it is published
             record.doubts += forecasting.stairs(record, self._paths, self._console)
         return record
@@ -220,68 +228,22 @@ def show_results(record: Record, assignment: Assignment, console: Console, *, tr
         console.show_in_sweep(record, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
 
 
+def _remove_empty(replacement: RunPaths) -> None:
+    """Remove a folder in which `--overwrite` has measured nothing."""
+    if not read_points(replacement.points):
+        replacement.remove()
+
+
 def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
     """Write the plan of a run, and return its points to measure."""
-    plan, settings = assignment.plan, profiler_settings(assignment.plan.profiler)
-    again = profiles_again(paths, settings, plan.profile_keys(read_points(paths.points)))
-    job = supervisor.Job(
-        paths=paths,
-        plan_sha256=prepare(paths, plan, assignment.plain, again),
-        timed=plan.timed_keys(),
-        first_predictions=plan.first_prediction_keys(),
-        layers=plan.layer_keys(),
-        profiles=plan.profile_keys(),
-        again=again,
-        profiler=config.build(plan.profiler),
-        settings=settings,
-        command=assignment.plain["command"],
-        imports=config.imports(assignment.plain),
-        timeout_seconds=plan.timeout_seconds,
-    )
-    if (plan.is_sparse or plan.shrinks or plan.seeks_batch or plan.is_adaptive) and job.profiler.times:
-        job.choose = _choice(plan, paths)
-    _add_earlier_results(job)
-    job.extend()
-    return job
-
-
-def _choice(plan: config.Plan, paths: RunPaths) -> Callable[[Sequence[Point]], supervisor.Chosen]:
-    expected = plan.timed_keys()
-
-    def choose(results: Sequence[Point]) -> supervisor.Chosen:
-        nonlocal expected
-        timed = plan.timed_keys(results)
-        if (plan.seeks_batch or plan.is_adaptive) and timed != expected:  # `perfexp status` counts what was chosen
-            write_expected(paths, plan, results)
-            expected = timed
-        return supervisor.Chosen(
-            timed=timed,
-            layers=plan.layer_keys(results),
-            first_predictions=plan.first_prediction_keys(results),
-            profiles=plan.profile_keys(results),
-            trials=plan.trial_keys(results),
-        )
-
-    return choose
+    plan, plain = assignment.plan, assignment.plain
+    again = profiles_again(paths, plan)
+    sha256 = prepare(paths, plan, plain, again)
+    return supervisor.Job(paths=paths, plan=plan, plain=plain, plan_sha256=sha256, again=again)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, PerfexpError) and error.exit_code == UserError.exit_code
-
-
-def _add_earlier_results(job: supervisor.Job) -> None:
-    """Add results of earlier commands that this one does not make: profiles, or times if calls are only marked."""
-    finished = [point.key for point in read_points(job.paths.points)]
-    job.profiles = job.profiles or [key for key in finished if is_profile(key)]
-    if not job.profiler.times:
-        job.timed, job.first_predictions, job.layers = (
-            [key for key in keys if key in finished] for keys in (job.timed, job.first_predictions, job.layers)
-        )
-
-
-def _left(job: supervisor.Job) -> list[Key]:
-    left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
-    return left + [key for key in job.profiles if key in job.again and key not in left]
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:

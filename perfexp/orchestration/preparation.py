@@ -117,11 +117,13 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
                 append_line(paths.points, point_to_line(point))
 
 
-def profiles_again(paths: RunPaths, settings: Mapping[str, Any], keys: Collection[Key]) -> frozenset[Key]:
+def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
     """Select profiles to make again: failed ones, and those of other settings or with missing files."""
+    results, settings = read_points(paths.points), profiler_settings(plan.profiler)
+    keys = plan.profile_keys(results)
     return frozenset(
         point.key
-        for point in read_points(paths.points)
+        for point in results
         if point.key in keys
         and (point.status not in _FINAL or _is_stale(point.facts.get("profile") or {}, paths.root, settings))
     )

@@ -17,9 +17,11 @@ from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
+from perfexp.orchestration.preparation import profiler_settings, write_expected
 from perfexp.orchestration.worker_query import listen
+from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
-from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
+from perfexp.profilers import About, Profiler, ProfilerFailed, is_profile, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import (
@@ -44,68 +46,69 @@ _STARTS = 2
 Listener = Callable[[Event], None]
 
 
-class Chosen(NamedTuple):
-    """The points of a run by its results so far; `trials` are due whether a batch fits."""
-
-    timed: list[Key]
-    layers: list[Key]
-    first_predictions: list[Key]
-    profiles: list[Key]
-    trials: list[Key]
-
-
 @dataclass(kw_only=True)
 class Job:
-    """The points to measure, and the settings of the workers.
+    """The points to measure, by the results so far, and the plan that they are of.
 
     Attributes:
+        again: profiles with a result, which stays until there is a new one.
+        refusal: why the measurement was abandoned; None if it was not.
         first_predictions: cold starts, each in a process of its own.
         profiles: profiles, each in a process of its own after everything else.
-        again: profiles with a result, which stays until there is a new one.
-        imports: modules of the workers, which are forked from a process that has them; None for new interpreters.
-        timeout_seconds: a worker is terminated if it is silent for this long; None for never.
-        refusal: why the measurement was abandoned; None if it was not.
-        choose: points by the results so far, of a sparse sweep, one with `oom=shrink` or the largest batch; None for a
-            plan that lists them all.
+        trials: trials whether a batch fits, which are due.
     """
 
     paths: RunPaths
+    plan: config.Plan
+    plain: Mapping[str, Any]
     plan_sha256: str
-    timed: Sequence[Key]
-    first_predictions: Sequence[Key] = ()
-    layers: Sequence[Key] = ()
-    profiles: Sequence[Key] = ()
     again: Collection[Key] = ()
-    profiler: Profiler = field(default_factory=NoProfiler)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    command: Sequence[str] = ()
-    imports: Sequence[str] | None = None
-    timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
-    choose: Callable[[Sequence[Point]], Chosen] | None = None
-    trials: Sequence[Key] = ()
+    timed: list[Key] = field(default_factory=list)
+    first_predictions: list[Key] = field(default_factory=list)
+    layers: list[Key] = field(default_factory=list)
+    profiles: list[Key] = field(default_factory=list)
+    trials: list[Key] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.profiler: Profiler = config.build(self.plan.profiler)
+        self.extend()
 
     def extend(self) -> None:
-        """Take over the points that are chosen by the results so far."""
-        if self.choose is not None:
-            chosen = self.choose(read_points(self.paths.points))
-            self.timed, self.layers, self.trials = chosen.timed, chosen.layers, chosen.trials
-            self.first_predictions, self.profiles = chosen.first_predictions, chosen.profiles or self.profiles
+        """Take over the points that are chosen by the results so far; earlier profiles count as well."""
+        plan, results, before = self.plan, read_points(self.paths.points), self.timed
+        finished = [point.key for point in results]
+        self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
+        self.timed, self.layers = plan.timed_keys(results), plan.layer_keys(results)
+        self.first_predictions, self.trials = plan.first_prediction_keys(results), plan.trial_keys(results)
+        if not self.profiler.times:  # calls are only marked
+            self.timed, self.first_predictions, self.layers, self.trials = (
+                [key for key in keys if key in finished]
+                for keys in (self.timed, self.first_predictions, self.layers, self.trials)
+            )
+        elif before and before != self.timed and not plan.is_sparse:  # `perfexp status` counts what was chosen
+            write_expected(self.paths, plan, results)
 
-    @property
-    def replicates(self) -> list[int]:
-        """Numbers of the replicates in measuring order: the first one, which may have more points, among the others.
+    def left(self) -> list[Key]:
+        """Return the points without a result, and the profiles that are made again."""
+        left = missing([*self.timed, *self.first_predictions, *self.layers, *self.profiles], self.paths.points)
+        return left + [key for key in self.profiles if key in self.again and key not in left]
 
-        It comes before them if it alone trains: the others may infer with its weights.
-        """
-        points = Counter(key.replicate for key in self.timed)
-        if not points:
-            return []
-        first, *others = sorted(points)
-        trains_alone = {key.replicate for key in self.timed if key.phase == "train"} == {first} and others
-        before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
-        return [*others[:before], first, *others[before:]]
+
+def replicates(timed: Iterable[Key]) -> list[int]:
+    """Return the numbers of replicates in measuring order: the first one, which may have more points, among the others.
+
+    It comes before them if it alone trains: the others may infer with its weights.
+    """
+    timed = list(timed)
+    points = Counter(key.replicate for key in timed)
+    if not points:
+        return []
+    first, *others = sorted(points)
+    trains_alone = {key.replicate for key in timed if key.phase == "train"} == {first} and others
+    before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
+    return [*others[:before], first, *others[before:]]
 
 
 class _Refused(PerfexpError):
@@ -188,7 +191,7 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
-        if job.choose is not None and (failed := failures(left, read_points(job.paths.points))):
+        if failed := failures(left, read_points(job.paths.points)):
             _append(job.paths, failed)
             continue
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
@@ -247,7 +250,7 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
         return point
     start = time.perf_counter_ns()
-    facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
+    facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": profiler_settings(job.plan.profiler)}
     try:
         _run_profiler(job, number, key, point, earlier)
     except Unsupported as error:
@@ -266,9 +269,8 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
 def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
-    about = About(
-        phase=profiled_key(key).phase, device=recorded_environment(job).get("device") or {}, command=job.command
-    )
+    device = recorded_environment(job).get("device") or {}
+    about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
     earlier.make_room(profiler.outputs(place))
@@ -311,7 +313,8 @@ def recorded_environment(job: Job) -> Mapping[str, Any]:
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
-    process = WorkerProcess(command, job.paths.log, imports=None if prefix or _COLD_START in what else job.imports)
+    imports = None if prefix or _COLD_START in what else config.imports(job.plain)
+    process = WorkerProcess(command, job.paths.log, imports=imports)
     current: Key | None = None
     refusal, failure = None, None
 
@@ -327,7 +330,7 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             failure = event
         job.listener(event)
 
-    heard = listen(process, job.timeout_seconds, take)
+    heard = listen(process, job.plan.timeout_seconds, take)
     if refusal is not None:
         job.refusal = str(refusal)
         if not any(word.startswith("--profile=") for word in what):  # the point has the reason

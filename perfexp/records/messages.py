@@ -46,8 +46,6 @@ _REQUIRED = {
     "failed": ("message",),
     "refused": ("message", "exit_code"),
     "part": ("name", "answer"),
-    "memory": ("answer",),
-    "algorithms": ("answer",),
 }
 
 
