@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import msgspec
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
+from perfexp.host.files import write_atomically
 from perfexp.measuring.verdicts import verdict
 from perfexp.meters import together
 from perfexp.plan import config, plan_file
@@ -32,19 +35,20 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.modes import Step
 
-#: Length of an error's text in JSON. SLURM passes on whole lines of up to 1,024 bytes, a pipe of 4,096 (PIPE_BUF).
-_MOST_BYTES = 900
+#: Length of an error's text in JSON: SLURM passes on whole lines of up to 1,024 bytes.
+_MOST_BYTES = 700
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
     number, size, per_host = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     place = Place(number=number, size=size, folder=folder, per_host=per_host)
-    emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
+    paths = RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
     if place.number == 0:
+        emit = Events(os.open(start.events_path(folder), os.O_WRONLY))
         return _lead(Workbench(plan, paths, emit), replicate, place)
-    return _follow(Workbench(plan, paths, Events(None)), place, emit)
+    return _follow(Workbench(plan, paths, Events(None)), place)
 
 
 def _lead(bench: Workbench, replicate: int, place: Place) -> int:
@@ -59,7 +63,7 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
         if is_foreign or isinstance(error, ConnectionError):  # of a rank that has left
             traceback.print_exc()
             return start.RANK_LOST
-        return report_failure(error, bench.emit, most_bytes=_MOST_BYTES)
+        return report_failure(error, bench.emit)
     return 0 if is_finished else start.OUT_OF_STEP
 
 
@@ -91,7 +95,7 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
             return is_finished
 
 
-def _follow(bench: Workbench, place: Place, emit: Events) -> int:
+def _follow(bench: Workbench, place: Place) -> int:
     follower, has_device = Follower(place), False
     try:
         devices: Sequence[Device] = []
@@ -116,7 +120,9 @@ def _follow(bench: Workbench, place: Place, emit: Events) -> int:
     except Exception as error:
         traceback.print_exc()
         status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
-        emit("rank", number=place.number, status=str(status), message=cut(f"{place}: {text}", _MOST_BYTES))
+        message = cut(f"{place}: {text}", _MOST_BYTES)
+        content = {"message": message, "status": str(status), "timestamp": datetime.now(UTC).timestamp()}
+        write_atomically(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), json.dumps(content).encode())
         follower.linger()
         return 1
     follower.close()

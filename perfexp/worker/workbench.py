@@ -25,7 +25,7 @@ from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.messages import Events, cut
+from perfexp.records.messages import Events
 from perfexp.records.paths import FINAL_WEIGHTS, RunPaths, refuse_link
 from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
@@ -347,18 +347,14 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     return [diagnostics.make("shared_node", node=node, gpus=others["gpus"], cpus=others["cpus"])]
 
 
-def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:
-    """Send the event for an error of the worker, its message cut, log its traceback, and return the exit code."""
+def report_failure(error: Exception, emit: Events) -> int:
+    """Send the event for an error of the worker, log its traceback, and return the exit code."""
     if isinstance(error, OSError):  # of writing results
         error = disk_error(error)
     if isinstance(error, PerfexpError):
-        emit("refused", message=_cut(str(error), most_bytes), exit_code=error.exit_code)
+        emit("refused", message=str(error), exit_code=error.exit_code)
     else:  # of loading the model or opening the device
-        emit("failed", message=_cut(f"{type(error).__name__}: {error}".strip(), most_bytes))
+        emit("failed", message=f"{type(error).__name__}: {error}".strip())
     with suppress(OSError):  # run.log can't be written to on a full disk, which the event reports
         traceback.print_exc()
     return error.exit_code if isinstance(error, PerfexpError) else 1
-
-
-def _cut(text: str, most_bytes: int | None) -> str:
-    return text if most_bytes is None else cut(text, most_bytes)
