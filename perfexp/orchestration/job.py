@@ -9,15 +9,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.forecast import predictions
+from perfexp.forecast import corpus, lookup, predictions
+from perfexp.forecast.predictions import Forecast
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.orchestration import forecasting, machine_priors, supervisor
+from perfexp.orchestration import machine_priors, supervisor
 from perfexp.orchestration.preparation import (
     Assignment,
     holds_other_plan,
@@ -34,8 +35,8 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
 from perfexp.plots import roofline_files
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.profilers.previous_files import recover
 from perfexp.records import units
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import (
     Key,
@@ -55,6 +56,7 @@ from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
+_Made = TypeVar("_Made")
 #: Diagnostics that times and layers of a point share: the point shows them once.
 _SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
@@ -91,7 +93,6 @@ class Run:
                 paths.create(sweep=sweep)
                 paths.remove_leftovers()
                 stack.callback(_remove_empty, paths)
-            recover(paths)
             self._job = _prepared(paths, assignment)
             self._before = {point.key for point in read_points(paths.points)}
             if not self._job.left():
@@ -205,17 +206,59 @@ class Run:
             raise disk_error(error) from error
         self._paths = self._job.paths = RunPaths(self.assignment.folder)
         if self.assignment.plan.is_sparse:  # on disk with the artifacts, when it is published
-            record.doubts += forecasting.stairs(record, self._paths, self._console)
+            record.doubts += self._optional("The curves could not be checked for stairs", partial(_stairs, record))
         return record
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
         """Write tables and plots of a saved record, send it, and show it, by default on the console of the run."""
         console = console or self._console
         with interrupts.held():  # a library that is interrupted during its import stays broken
-            _write_files(record, self._paths, console)
-        link = _send(record, self.assignment, self._paths, console)
+            self._write_files(record, console)
+        link = self._send(record, console)
         show_results(record, self.assignment, console, tracking=link)
         return record
+
+    def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
+        """Make something beside the record, which is on disk; a failure is reported and loses nothing else."""
+        try:
+            return action(self._paths.root)
+        except Exception as error:
+            self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self._paths.record}")
+            return []
+
+    def _write_files(self, record: Record, console: Console) -> None:
+        try:
+            if profile_summary.points(record):
+                roofline_files.write_profiled(record, self._paths, gpu_sheets.read([installation.conf_dir()]))
+            forecasts: list[Forecast] = []
+            if self.assignment.plan.is_sparse:
+                forecasts = self._optional("Other points could not be predicted", partial(_forecasts, record))
+            for forecast in forecasts if not console.quiet else ():
+                console.note(predictions.summary(forecast))
+            record.artifacts = run_files.write(record, self._paths, forecasts)
+            write_atomically(self._paths.record, record.to_json())
+        except OSError as error:
+            place = self._paths.record
+            console.error(f"Some tables and plots could not be written: {error}. The record is safe: {place}")
+
+    def _send(self, record: Record, console: Console) -> str | None:
+        try:
+            tracker: Tracker = config.build(self.assignment.plan.tracking)
+            return tracker.publish(record, self._paths.root)
+        except PerfexpError as error:
+            self.assignment.is_sent = False
+            console.error(str(error))
+            return None
+
+
+def _stairs(record: Record, folder: Path) -> list[Diagnostic]:
+    """Return the notes on measured values of a sparse sweep that are far from a smooth curve."""
+    return [doubt for curve in corpus.of_record(record, folder) for doubt in lookup.stairs(curve)]
+
+
+def _forecasts(record: Record, folder: Path) -> list[Forecast]:
+    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
+    return predictions.of_record(record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder)))
 
 
 def show_results(record: Record, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
@@ -258,29 +301,6 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
         if failed is not None:
             why = f": {one_line(failed.error)}" if failed.error else ""
             yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
-
-
-def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
-    try:
-        if profile_summary.points(record):
-            roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        forecasts = forecasting.forecasts(record, paths, console)
-        for forecast in forecasts if not console.quiet else ():
-            console.note(predictions.summary(forecast))
-        record.artifacts = run_files.write(record, paths, forecasts)
-        write_atomically(paths.record, record.to_json())
-    except OSError as error:
-        console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
-
-
-def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:
-    try:
-        tracker: Tracker = config.build(assignment.plan.tracking)
-        return tracker.publish(record, paths.root)
-    except PerfexpError as error:
-        assignment.is_sent = False
-        console.error(str(error))
-        return None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,9 +23,17 @@ from perfexp.orchestration.preparation import profiler_settings, write_expected
 from perfexp.orchestration.worker_query import listen
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
-from perfexp.profilers import About, Profiler, ProfilerFailed, is_profile, place_of, profiled_key
-from perfexp.profilers.previous_files import Earlier
-from perfexp.records.paths import RunPaths, append_line
+from perfexp.profilers import (
+    About,
+    Place,
+    Profiler,
+    ProfilerFailed,
+    is_profile,
+    place_of,
+    profiled_key,
+    refuse_to_overwrite,
+)
+from perfexp.records.paths import RunPaths, append_line, refuse_link
 from perfexp.records.record import (
     Key,
     Point,
@@ -145,23 +155,13 @@ def measure(job: Job, replicate: int) -> None:
 def profile(job: Job) -> None:
     """Make the missing and outdated profiles, after everything has been timed.
 
-    A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
-    written some. Exceptions are those of `measure`.
+    A profiler that fails affects its profile only. Exceptions are those of `measure`.
     """
     job.extend()
     with interrupts.held():
         for number, key in enumerate(job.profiles):
             if key in job.again or missing([key], job.paths.points):
-                before = _files_before(job.paths, key)
-                earlier = Earlier(job.paths, worth=bool(before))
-                try:
-                    point = _profiled(job, number, key, earlier)
-                    interrupts.check()  # the next command tries the profile again
-                except BaseException:
-                    earlier.restore_results()
-                    raise
-                _settle(point, earlier, before, job.paths)
-                _replace(job.paths, point)
+                _replace(job.paths, _profiled(job, number, key))
 
 
 def results(job: Job) -> list[Point]:
@@ -224,56 +224,69 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
     _append(job.paths, points)
 
 
-def _files_before(paths: RunPaths, key: Key) -> list[str]:
-    before = next((point for point in read_points(paths.points) if point.key == key), None)
-    return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
-
-
-def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPaths) -> None:
-    """Keep the files of one pass only: those of the new pass if it has any."""
-    facts = point.facts.get("profile") or {}
-    if point.status is Status.OK or facts.get("files"):
-        earlier.forget()
-        return
-    earlier.restore_results()
-    remaining = [name for name in before if (paths.root / name).is_file()]
-    if remaining and "profile" in point.facts:
-        facts["files"] = remaining
-        point.error = f"{point.error}; the files of the earlier profile are unchanged"
-
-
-def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
+def _profiled(job: Job, number: int, key: Key) -> Point:
+    """Make a profile in a folder of its own, whose files replace those of an earlier pass if there are any."""
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
         how = timed.status.value if timed else "no result"
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
         return point
-    start = time.perf_counter_ns()
-    facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": profiler_settings(job.plan.profiler)}
+    start, folder = time.perf_counter_ns(), job.paths.profile
+    point.facts["profile"] = {"profiler": job.profiler.name, "settings": profiler_settings(job.plan.profiler)}
+    place = place_of(key, job.profiles, folder)
+    refuse_link(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
-        _run_profiler(job, number, key, point, earlier)
+        for action in (partial(_run_profiler, number=number), _keep_files):
+            _attempt(point, partial(action, job, point, place))
+            interrupts.check()  # the next command tries the profile again
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    return point
+
+
+def _attempt(point: Point, action: Callable[[], None]) -> None:
+    """Do something for a profile; an error becomes the status of its point."""
+    try:
+        action()
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
     except (ProfilerFailed, _Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
         if isinstance(error, ProfilerFailed):
-            facts["files"] = error.files
+            point.facts["profile"]["files"] = error.files
     except OSError as error:
         where = f": {error.filename2 or error.filename}" if error.filename else ""
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
-    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
-    return point
 
 
-def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
-    profiler, facts = job.profiler, point.facts["profile"]
-    place = place_of(key, job.profiles, job.paths.root)
+def _keep_files(job: Job, point: Point, place: Place) -> None:
+    """Move the files of a new pass to those of the run; without any, those of the earlier pass stay."""
+    root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
+    if point.status is Status.OK or facts.get("files"):
+        made = [path for path in outputs if path.is_file()]
+        job.paths.claim(*(root / path.name for path in made))
+        for path in made:
+            path.replace(root / path.name)
+        for path in outputs:
+            if path not in made:
+                (root / path.name).unlink(missing_ok=True)
+    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {*job.paths.claimed()}:
+        facts["files"] = sorted(earlier)
+        point.error = f"{point.error}; the files of the earlier profile are unchanged"
+
+
+def _run_profiler(job: Job, point: Point, place: Place, *, number: int) -> None:
+    profiler, key, facts = job.profiler, point.key, point.facts["profile"]
     device = recorded_environment(job).get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
-    prefix = profiler.command(place, about)
-    earlier.make_room(profiler.outputs(place))
+    prefix, root = profiler.command(place, about), job.paths.root
+    targets = [root / path.name for path in profiler.outputs(place)]
+    refuse_to_overwrite(targets, root, "move it away and repeat the command")
     reported: dict[str, Any] = {}
 
     def listen(event: Event) -> None:

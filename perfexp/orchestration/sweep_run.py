@@ -160,43 +160,34 @@ class SweepRun:
         The folders are those composed here: processes measure into the folders that the sweep names.
         """
         self._is_refused = False
-        folders = {run.number - 1: _relative(run.folder, self.paths.root) for run in assignments if run.sweep}
-        entered = {
-            child.job: child
-            for child in self.sweep.children
-            if child.error is None and child.directory == folders.get(child.job)
-        }
-        new = [run for run in assignments if run.sweep is not None and run.sweep.job not in entered]
-        others = [child for child in self.sweep.children if child.job not in folders]
-        self.sweep.children = [*others, *entered.values()]
-        self.sweep.children += [
-            SweepChild(
-                job=run.number - 1,
-                name=run.name,
-                directory=folders[run.number - 1],
-                status=Status.INTERRUPTED,
-                axes=run.sweep.axes if run.sweep else {},
-            )
-            for run in new
-        ]
+        before = {child.job: child for child in self.sweep.children}
+        for run in assignments:
+            assert run.sweep is not None
+            child = self._child(run.sweep, run.name, run.folder, Status.INTERRUPTED)
+            earlier = before.get(child.job)
+            if earlier is None or earlier.error is not None or earlier.directory != child.directory:
+                self._enter(child)
         self._write()
 
     def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
         """Enter a run that has ended, with its record or the error that ended it."""
-        error = outcome if isinstance(outcome, PerfexpError) else None
-        self._is_refused &= error is not None and error.exit_code == UserError.exit_code
-        self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
-        self.sweep.children.append(
-            SweepChild(
-                job=membership.job,
-                name=name,
-                directory=_relative(folder, self.paths.root),
-                status=outcome.status if isinstance(outcome, Record) else Status.FAILED,
-                axes=membership.axes,
-                error=None if error is None else str(error),
-            )
-        )
+        if isinstance(outcome, Record):
+            self._is_refused = False
+            child = self._child(membership, name, folder, outcome.status)
+        else:
+            self._is_refused &= outcome.exit_code == UserError.exit_code
+            child = self._child(membership, name, folder, Status.FAILED, str(outcome))
+        self._enter(child)
         self._write()
+
+    def _child(
+        self, run: SweepMembership, name: str, folder: Path, status: Status, error: str | None = None
+    ) -> SweepChild:
+        directory = _relative(folder, self.paths.root)
+        return SweepChild(job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error)
+
+    def _enter(self, child: SweepChild) -> None:
+        self.sweep.children = [*(other for other in self.sweep.children if other.job != child.job), child]
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration."""

@@ -236,6 +236,7 @@ class RunPaths(_Folder):
         self.report = self.root / "report.md"
         self.predicted = self.root / "predicted.jsonl"
         self.refusal = self.root / "refused.txt"
+        self.profile = self.root / ".profile"
         self.lock = self.log
         self.usual = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
 

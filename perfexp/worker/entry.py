@@ -20,12 +20,12 @@ from perfexp.profilers import place_of
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import read_points
-from perfexp.worker import batch_trials, points
+from perfexp.worker import points
 from perfexp.worker.cold_start import measure_cold_start
 from perfexp.worker.workbench import Workbench, report_failure
 
 #: Points that a worker measures with the whole procedure.
-_MEASURES = {"trials": batch_trials.try_batch, "timed": points.measure_points, "layers": points.dissect_points}
+_MEASURES = {"trials": points.try_batch, "timed": points.measure_points, "layers": points.dissect_points}
 #: Functions that answer a question about a plan.
 _ANSWERS = {"algorithms": "algorithms", "memory": "peak_memory"}
 
@@ -102,7 +102,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
         from perfexp.profilers.passing import look  # with the modes, which a cold start loads when it needs them
 
         try:
-            observed = look(procedure, key, profiler, place_of(key, keys, paths.root))
+            observed = look(procedure, key, profiler, place_of(key, keys, paths.profile))
         except UserError:
             raise
         except Exception as error:

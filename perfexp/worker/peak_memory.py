@@ -14,14 +14,13 @@ from perfexp.algorithms.default import Default
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
-from perfexp.host import gpu_sheets
 from perfexp.host.forked import Ended, Forked
-from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import Trial, bracket, next_batch
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Status
+from perfexp.worker.workbench import sheet_of
 
 if TYPE_CHECKING:
     from perfexp.probes.workspaces import Found, Workspaces
@@ -60,7 +59,7 @@ class MemoryTrace:
             if is_set:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
         self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
-        self._gpu_name, self._facts = _sheet(plan, workspaces.device_name if workspaces else None)
+        self._gpu_name, self._facts = sheet_of(plan, workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
@@ -172,16 +171,6 @@ class MemoryTrace:
                 trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
-
-
-def _sheet(plan: config.Plan, product: str | None) -> tuple[str, GpuFacts]:
-    """Return name and facts of the plan's GPU; gpu=auto has those of the device that is present."""
-    facts = GpuFacts.of_node(plan.gpu.get("facts"))
-    if facts.memory_bytes is None and product is not None:
-        files = gpu_sheets.read(plan.config_dirs())
-        if name := gpu_sheets.matching(files, product):
-            return name, files[name].facts
-    return plan.gpu_name, facts
 
 
 def workspaces_of(

@@ -326,16 +326,18 @@ class Workbench:
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
-    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet.
+    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet."""
+    is_cpu = device.kind == "cpu"
+    return sheet_of(plan, None if is_cpu else device.name)[1].peak_flops_per_second or (None if is_cpu else {})
 
-    Where the plan leaves the device open, the data sheet is the file of conf/gpu that matches the device's name.
-    """
-    facts = gpu_sheets.GpuFacts.of_node(plan.gpu.get("facts"))
-    if plan.gpu_name == "auto" and device.kind != "cpu":
+
+def sheet_of(plan: config.Plan, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
+    """Return name and facts of the plan's GPU; for gpu=auto those of the file of a device with this name, if known."""
+    if plan.gpu_name == "auto" and product is not None:
         files = gpu_sheets.read(plan.config_dirs())
-        if name := gpu_sheets.matching(files, device.name):
-            facts = files[name].facts
-    return facts.peak_flops_per_second or (None if device.kind == "cpu" else {})
+        if name := gpu_sheets.matching(files, product):
+            return name, files[name].facts
+    return plan.gpu_name, gpu_sheets.GpuFacts.of_node(plan.gpu.get("facts"))
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
