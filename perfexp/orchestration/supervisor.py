@@ -354,21 +354,16 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
         raise refusal
     if heard.termination:
-        status, key = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
-        return _Ending(status, f"the worker {heard.termination}{key}", current)
-    return _death(heard.code, current, failure)
-
-
-def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
-    if failure is not None:
+        status, why = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
+        return _Ending(status, f"the worker {heard.termination}{why}", current)
+    if heard.code >= 0 and failure is not None:
         status = Status(failure.get("status", Status.FAILED))
         return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
-    ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
-    return _Ending(Status.FAILED, f"{ended}; see run.log", current)
+    if heard.code >= 0:
+        text = heard.ending if heard.code else "ended without a result"
+        return _Ending(Status.FAILED, f"the worker {text}; see run.log", current)
+    hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
+    return _Ending(Status.KILLED, f"the worker {heard.ending}{hint}; see run.log", current, hopeless=False)
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
