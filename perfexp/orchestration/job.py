@@ -6,7 +6,6 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -47,6 +46,7 @@ from perfexp.records.record import (
     overall_status,
     read_points,
     timed_key,
+    timestamp,
 )
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
@@ -321,7 +321,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 
 def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
     """Assemble the record of a run; points without a result are `interrupted`."""
-    points, ended = _merged(supervisor.results(job)), datetime.now(UTC).isoformat(timespec="milliseconds")
+    points, ended = _merged(supervisor.results(job)), timestamp()
     try:
         facts, doubts = environment.load(job.paths.environment)
     except UserError:
@@ -355,16 +355,13 @@ def exit_code(record: Record) -> int:
 
 
 def _merged(points: list[Point]) -> list[Point]:
-    """Add metrics and diagnostics of layers, and diagnostics of profiles, to the timed points."""
-    layers_of = {timed_key(point.key): point for point in points if is_layers(point.key)}
-    profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
-    for point in points:
-        if (layers := layers_of.get(point.key)) is not None:
+    """Add metrics and diagnostics of layers and profiles to the timed points."""
+    by_key = {point.key: point for point in points}
+    for other in points:
+        point = by_key.get(timed_key(other.key) if is_layers(other.key) else profiled_key(other.key), other)
+        if point is not other:
             codes = {doubt.code for doubt in point.doubts if doubt.code in _SHARED}
             names = {metric.name for metric in point.metrics}  # a point from a record has them already
-            point.metrics = [*point.metrics, *(metric for metric in layers.metrics if metric.name not in names)]
-            further = (doubt for doubt in layers.doubts if doubt.code not in codes and doubt not in point.doubts)
-            point.doubts = [*point.doubts, *further]
-        if (profile := profiles.get(point.key)) is not None and profile is not point:
-            point.doubts = [*point.doubts, *(doubt for doubt in profile.doubts if doubt not in point.doubts)]
+            point.metrics += [metric for metric in other.metrics if metric.name not in names]
+            point.doubts += [one for one in other.doubts if one.code not in codes and one not in point.doubts]
     return points

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ from perfexp.records.record import (
     point_to_line,
     points_from_lines,
     read_points,
+    timestamp,
     without_replicate,
 )
 
@@ -87,7 +87,7 @@ class Job:
 
     def extend(self) -> None:
         """Take over the points that are chosen by the results so far; earlier profiles count as well."""
-        plan, results, before = self.plan, read_points(self.paths.points), self.timed
+        plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
         self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
         self.timed, self.layers = plan.timed_keys(results), plan.layer_keys(results)
@@ -99,6 +99,10 @@ class Job:
             )
         elif before and before != self.timed and not plan.is_sparse:  # `perfexp status` counts what was chosen
             write_expected(self.paths, plan, results)
+
+    def measured(self) -> list[Point]:
+        """Return the results so far."""
+        return read_points(self.paths.points)
 
     def left(self) -> list[Key]:
         """Return the points without a result, and the profiles that are made again."""
@@ -170,7 +174,7 @@ def results(job: Job) -> list[Point]:
     Points with the batch that fits (sweep.oom=shrink) follow those of the plan, as do points out of memory of a batch
     that fitted before (batch_size=max).
     """
-    measured = {point.key: point for point in read_points(job.paths.points)}
+    measured = {point.key: point for point in job.measured()}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     timed, others = (
         [measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason) for key in keys]
@@ -191,7 +195,7 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
-        if failed := failures(left, read_points(job.paths.points)):
+        if failed := failures(left, job.measured()):
             _append(job.paths, failed)
             continue
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
@@ -213,9 +217,7 @@ def _left(job: Job, what: str, replicate: int) -> list[Key]:
 
 def _pass_over(job: Job, what: str, replicate: int) -> None:
     """Give points that another process could not measure for lasting reasons the same status, cold starts included."""
-    failed = {
-        without_replicate(point.key): point for point in read_points(job.paths.points) if point.status in _LASTING
-    }
+    failed = {without_replicate(point.key): point for point in job.measured() if point.status in _LASTING}
     points = []
     for key in _left(job, what, replicate):
         call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
@@ -226,8 +228,8 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
 
 def _profiled(job: Job, number: int, key: Key) -> Point:
     """Make a profile in a folder of its own, whose files replace those of an earlier pass if there are any."""
-    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-    timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
+    point = Point(key=key, status=Status.OK, started=timestamp())
+    timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
         how = timed.status.value if timed else "no result"
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"

@@ -7,7 +7,6 @@ import shlex
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +19,7 @@ from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
-from perfexp.records.record import Record, Status, SweepMembership
+from perfexp.records.record import Record, Status, SweepMembership, timestamp
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
@@ -69,7 +68,7 @@ class SweepRun:
         self.sweep = self._before(command) or Sweep(
             uid=self.paths.uid or uuid.uuid4().hex,
             name=" × ".join(self.axes) or "one run",
-            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            started=timestamp(),
             command=list(command),
             jobs=jobs,
         )
@@ -218,7 +217,7 @@ class SweepRun:
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(self.sweep, None, [])
             return True
-        self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.sweep.ended = timestamp()
         self.sweep.refresh(self.paths.root)
         records = self.sweep.records(self.paths.root)
         link, is_complete = None, True

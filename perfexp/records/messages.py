@@ -81,6 +81,10 @@ class Events:
         if os.getpid() != self._process:
             os._exit(1)
 
+    def block(self, text: str, **details: Any) -> None:
+        """Report what this process does now."""
+        self("block", text=text, **details)
+
     def point(self, key: Key) -> None:
         """Report that the measurement of a point begins."""
         self("point", key=msgspec.to_builtins(key))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfexp.devices import nvml
-from perfexp.errors import Unsupported, UserError
+from perfexp.algorithms.default import Default
+from perfexp.devices import Device, nvml
+from perfexp.errors import DeviceMismatch, Unsupported, UserError
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.worker.workbench import Workbench
+
+if TYPE_CHECKING:
+    from perfexp.probes.workspaces import Workspaces
 
 
 def survey(index: int | None, emit: Events) -> None:
@@ -83,7 +87,7 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
             backend=settings.get("backend"),
             workspace_bytes=settings.get("workspace_bytes"),
             backward={name: settings[name] for name in ("backward_data", "backward_filter") if settings.get(name)},
-            progress=lambda text: emit("block", text=text),
+            progress=emit.block,
         )
     session = bench.session.facts()
     return {
@@ -105,19 +109,46 @@ def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, A
 
     Unknown workspaces of convolutions are measured if the plan's device is present, which is reserved from then on.
     """
-    from perfexp.worker.peak_memory import MemoryTrace, workspaces_of  # with torch's stand-ins
+    from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins
 
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        bench = Workbench(plan, paths, emit)
-        workspaces = workspaces_of(
-            plan, stack=stack, reserved=bench.reserved, progress=lambda text: emit("block", text=text)
-        )
-        trace = MemoryTrace(plan, workspaces)
+        trace = MemoryTrace(plan, _workspaces(Workbench(plan, paths, emit), stack))
         for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
-            emit("block", text=f"tracing {key}")
+            emit.block(f"tracing {key}")
             try:
                 points.append(trace.report(key))
             except Unsupported as error:
                 points.append({"key": msgspec.to_builtins(key), "reason": str(error)})
     return {"model": plan.model_name, "points": points}
+
+
+def _workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
+    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
+
+    The stack holds the device from the first measurement on.
+    """
+    from perfexp.probes.workspaces import Workspaces  # with torch
+
+    plan = bench.plan
+    device: Device | None = None
+    if not isinstance(config.build(plan.algorithm), Default):
+        return None
+    with suppress(DeviceMismatch):
+        device = config.build(plan.gpu)
+    if device is not None and device.kind != "cuda":
+        return None
+
+    def start() -> None:
+        assert device is not None
+        stack.enter_context(bench.reserved(device))
+        device.start()
+
+    return Workspaces(
+        precision=plan.precision,
+        execution=plan.execution,
+        device=device,
+        match=plan.gpu.get("match"),
+        start=start,
+        progress=bench.emit.block,
+    )

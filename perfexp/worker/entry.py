@@ -108,9 +108,9 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
         except Exception as error:
             traceback.print_exc()
             status, text = verdict(error, procedure.device)
-            emit("block", text="failed", profile={"status": status.value, "error": text})
+            emit.block("failed", profile={"status": status.value, "error": text})
         else:
-            emit("block", text=f"{profiler.name} writes", profile=observed)
+            emit.block(f"{profiler.name} writes", profile=observed)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

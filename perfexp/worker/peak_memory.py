@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import ge
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfexp.algorithms.default import Default
-from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import DeviceMismatch, Unsupported, UserError
+from perfexp.errors import Unsupported, UserError
 from perfexp.host.forked import Ended, Forked
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
@@ -171,45 +169,6 @@ class MemoryTrace:
                 trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
-
-
-def workspaces_of(
-    plan: config.Plan,
-    *,
-    stack: ExitStack,
-    reserved: Callable[[Device], AbstractContextManager[None]],
-    progress: Callable[[str], None] = lambda text: None,
-) -> Workspaces | None:
-    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
-
-    Args:
-        stack: holds the device from the first measurement on.
-        reserved: context in which no other process measures on a device.
-        progress: called with a status line before each measurement.
-    """
-    from perfexp.probes.workspaces import Workspaces  # with torch
-
-    if not isinstance(config.build(plan.algorithm), Default):
-        return None
-    device: Device | None = None
-    with suppress(DeviceMismatch):
-        device = config.build(plan.gpu)
-    if device is not None and device.kind != "cuda":
-        return None
-
-    def start() -> None:
-        assert device is not None
-        stack.enter_context(reserved(device))
-        device.start()
-
-    return Workspaces(
-        precision=plan.precision,
-        execution=plan.execution,
-        device=device,
-        match=plan.gpu.get("match"),
-        start=start,
-        progress=progress,
-    )
 
 
 def forked_trace(plan: config.Plan) -> Forked:

@@ -104,9 +104,9 @@ def _report_problems(data: Data, emit: Events) -> None:
     for number, problem in enumerate(problems):
         print(f"left out: {problem}")
         if number < _SHOWN_PROBLEMS:
-            emit("block", text=f"left out: {problem}", is_result=True)
+            emit.block(f"left out: {problem}", is_result=True)
     if len(problems) > _SHOWN_PROBLEMS:
-        emit("block", text=f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
+        emit.block(f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
 
 
 def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:
@@ -146,7 +146,7 @@ def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
-    emit("block", text="ceilings")
+    emit.block("ceilings")
     try:
         from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without
 
@@ -169,14 +169,14 @@ def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replica
         raise UserError(f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N.")
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:
-        emit("block", text="tracing the memory for the first batch to try")
+        emit.block("tracing the memory for the first batch to try")
         key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
     procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
     begin(trial_key(key), emit)
     point = try_calls(procedure, key)
     point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
     append(point, paths, emit)
-    emit("block", text=f"{key}: {_outcome(point)}", is_result=True)
+    emit.block(f"{key}: {_outcome(point)}", is_result=True)
 
 
 def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:

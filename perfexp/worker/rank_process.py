@@ -68,21 +68,23 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
 
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
-    bench.emit("block", text="loading")
+    bench.emit.block("loading")
     devices = _devices(bench.plan, place.per_host)
     bench.device = devices[0]
     bench.open_data()
     bench.check()
     with _reserved(bench, devices):
         if place.size > place.per_host:
-            bench.emit("block", text="waiting for the devices of the other nodes", patient=True)
+            bench.emit.block("waiting for the devices of the other nodes", patient=True)
         leader.begin()
         member, shared = _join(bench, place)
         with bench.procedure(seed=bench.plan.seed, energy=None) as procedure:
             reports = member.group.gather(_report(bench, place))
             facts = {"devices": [report["device"] for report in reports], **shared, **_of_hosts(reports)}
-            of_devices = msgspec.convert([report["doubts"] for report in reports], list[list[Diagnostic]])
-            doubts = [*_of_all(of_devices, facts["devices"]), *_unlike([report["host"] for report in reports])]
+            doubts = [
+                *_of_all([report["doubts"] for report in reports], facts["devices"]),
+                *_unlike([report["host"] for report in reports]),
+            ]
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
@@ -199,14 +201,18 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
     if place.size > place.per_host and place.local == 0:
         report["host"] = facts = bench.facts()
         doubts = [*doubts, *(of_node(facts) if place.number else [])]
-    return {**report, "doubts": msgspec.to_builtins(doubts)}
+    return {**report, "doubts": doubts}
 
 
 def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts of all hosts as far as they can differ, if there are several."""
     hosts = [report["host"] for report in reports if report["host"]]
     names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
-    of_hosts = [{name: facts[name] for name in names} | _of_job(facts["job"] or {}) for facts in hosts]
+    jobs = [facts["job"] or {} for facts in hosts]
+    of_hosts = [
+        {**{name: facts[name] for name in names}, "node": job.get("node"), "others": job.get("others")}
+        for facts, job in zip(hosts, jobs, strict=True)
+    ]
     return {"hosts": of_hosts} if hosts else {}
 
 
@@ -220,10 +226,6 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
         if name != "device.uuid"
     ]
     return [diagnostics.make("mixed_hosts", changes="; ".join(changes))] if changes else []
-
-
-def _of_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: job.get(name) for name in ("node", "others")}
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:

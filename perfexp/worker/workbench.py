@@ -65,7 +65,7 @@ class Workbench:
         if self.plan.host_sharing is not plan_fields.HostSharing.turns:
             yield
             return
-        with host_turns.joined(waiting=lambda text: self.emit("block", text=text, patient=True)) as turn:
+        with host_turns.joined(waiting=lambda text: self.emit.block(text, patient=True)) as turn:
             self.turn = turn
             yield
 
@@ -75,7 +75,7 @@ class Workbench:
 
         An attached profiler changes the device's facts, so they are not written again.
         """
-        self.emit("block", text="loading")
+        self.emit.block("loading")
         self.find_device()
         self.open_data()
         with ExitStack() as stack:
@@ -141,7 +141,7 @@ class Workbench:
                     reporting.enter_context(self._reporting_wait(owner))
 
                 stack.enter_context(lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report))
-            self.emit("block", text="loading")
+            self.emit.block("loading")
             device.settle()
             yield
 
@@ -153,7 +153,7 @@ class Workbench:
         def report() -> None:
             for minutes in count():
                 duration = f" (for {minutes} min; Ctrl-C stops)" if minutes else ""
-                self.emit("block", text=f"waiting for the device{duration}: {owner}", patient=True)
+                self.emit.block(f"waiting for the device{duration}: {owner}", patient=True)
                 if acquired.wait(_REPORT_SECONDS):
                     return
 
@@ -238,7 +238,7 @@ class Workbench:
                 "turn": self.turn,
                 "checkpoint": self._checkpoint,
                 "trained_weights": self.trained_weights() if plan.infers_trained else None,
-                "progress": lambda text: self.emit("block", text=text),
+                "progress": self.emit.block,
                 "report": self._report_epoch,
             }
             yield Procedure(**fields | extra)
@@ -249,7 +249,7 @@ class Workbench:
 
     def _report_epoch(self, text: str, point: Point) -> None:
         last = msgspec.structs.replace(point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:])
-        self.emit("block", text=text, is_result=True, training=msgspec.to_builtins(last))
+        self.emit.block(text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
