@@ -116,12 +116,13 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
     with ExitStack() as other:
         other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
 
-        def tell(event, **details):
-            told.append(details["text"])
-            if len(told) == 3:
-                threading.Thread(target=other.close).start()
+        class Telling(Events):
+            def __call__(self, event, **details):
+                told.append(details["text"])
+                if len(told) == 3:
+                    threading.Thread(target=other.close).start()
 
-        with Workbench(plan, paths, tell).reserved(device):
+        with Workbench(plan, paths, Telling(None)).reserved(device):
             pass
     assert told[0].startswith("waiting for the device: process")
     assert told[2].startswith("waiting for the device (for 2 min; Ctrl-C stops): process")

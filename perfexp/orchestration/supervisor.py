@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
-from perfexp.orchestration.preparation import profiler_settings, write_expected
+from perfexp.orchestration.preparation import other_lines, profiler_settings, write_expected
 from perfexp.orchestration.worker_query import listen
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
@@ -40,7 +41,6 @@ from perfexp.records.record import (
     is_trial,
     missing,
     point_to_line,
-    points_from_lines,
     read_points,
     timestamp,
     without_replicate,
@@ -165,7 +165,7 @@ def profile(job: Job) -> None:
     with interrupts.held():
         for number, key in enumerate(job.profiles):
             if key in job.again or missing([key], job.paths.points):
-                _replace(job.paths, _profiled(job, number, key))
+                _replace(job, _profiled(job, number, key))
 
 
 def results(job: Job) -> list[Point]:
@@ -319,10 +319,9 @@ def _run_profiler(job: Job, point: Point, place: Place, *, number: int) -> None:
 def recorded_environment(job: Job) -> Mapping[str, Any]:
     """Return the recorded environment; nothing if a worker has not begun."""
     try:
-        facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return environment.load(job.paths.environment)[0]
+    except UserError:
         return {}
-    return facts if isinstance(facts, Mapping) else {}
 
 
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
@@ -380,14 +379,12 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
         raise disk_error(error) from error
 
 
-def _replace(paths: RunPaths, point: Point) -> None:
+def _replace(job: Job, point: Point) -> None:
     """Append a result, or replace the result of the same key atomically."""
-    if all(other.key != point.key for other in read_points(paths.points)):
-        _append(paths, [point])
+    if all(other.key != point.key for other in job.measured()):
+        _append(job.paths, [point])
         return
-    lines = untrusted.read_bytes(paths.points).split(b"\n")
-    others = [line + b"\n" for line in lines for other in points_from_lines(line) if other.key != point.key]
     try:
-        write_atomically(paths.points, b"".join([*others, point_to_line(point)]))
+        write_atomically(job.paths.points, b"".join([*other_lines(job.paths, {point.key}), point_to_line(point)]))
     except OSError as error:
         raise disk_error(error) from error

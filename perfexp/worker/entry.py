@@ -45,38 +45,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = rank_process.main(arguments.directory, arguments.plan_sha256, arguments.replicate, arguments.ranks)
         sys.stderr.flush()
         os._exit(code)  # the usual end waits for the other ranks, one of which may have ended
-    emit = Events(arguments.events_fd)
+    emit, what, replicate = Events(arguments.events_fd), arguments.what, arguments.replicate
     try:
-        return _run(arguments, emit)
+        if what == "survey":
+            from perfexp.worker import answers  # with the meters' libraries
+
+            answers.survey(arguments.gpu_index, emit)
+            emit("finished")
+            return 0
+        paths = RunPaths(arguments.directory)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256)
+        if arguments.profile is not None:
+            profile(plan, paths, arguments.profile, emit)
+            return 0  # the pass ends when the profiler has written its files and exits
+        if what == "timed" and plan.ranks > 1:
+            return _start_ranks(plan, arguments, emit)
+        if what == "ttfp":
+            measure_cold_start(plan, paths, replicate, emit, arguments.spawned_ns)
+        elif what in _ANSWERS:
+            from perfexp.worker import answers
+
+            emit("part", name=what, answer=getattr(answers, _ANSWERS[what])(plan, paths, emit))
+        else:
+            bench = Workbench(plan, paths, emit)
+            with bench.sharing_host(), bench.opened() as procedure:
+                _MEASURES[what](procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)
-
-
-def _run(arguments: argparse.Namespace, emit: Events) -> int:
-    what = arguments.what
-    if what == "survey":
-        from perfexp.worker import answers  # with the meters' libraries
-
-        answers.survey(arguments.gpu_index, emit)
-        emit("finished")
-        return 0
-    paths, replicate = RunPaths(arguments.directory), arguments.replicate
-    plan = plan_file.load(paths.plan, arguments.plan_sha256)
-    if arguments.profile is not None:
-        profile(plan, paths, arguments.profile, emit)
-        return 0  # the pass ends when the profiler has written its files and exits
-    if what == "timed" and plan.ranks > 1:
-        return _start_ranks(plan, arguments, emit)
-    if what == "ttfp":
-        measure_cold_start(plan, paths, replicate, emit, arguments.spawned_ns)
-    elif what in _ANSWERS:
-        from perfexp.worker import answers
-
-        emit("part", name=what, answer=getattr(answers, _ANSWERS[what])(plan, paths, emit))
-    else:
-        bench = Workbench(plan, paths, emit)
-        with bench.sharing_host(), bench.opened() as procedure:
-            _MEASURES[what](procedure, plan, paths, replicate, emit)
     emit("finished")
     return 0
 
