@@ -18,7 +18,6 @@ from perfexp.plan import config
 from perfexp.prediction.largest_batch import Trial, bracket, next_batch
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Status
-from perfexp.worker.workbench import sheet_of
 
 if TYPE_CHECKING:
     from perfexp.probes.workspaces import Found, Workspaces
@@ -57,7 +56,7 @@ class MemoryTrace:
             if is_set:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
         self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
-        self._gpu_name, self._facts = sheet_of(plan, workspaces.device_name if workspaces else None)
+        self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})

@@ -72,14 +72,15 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             begin(key, emit)
-            # where a smaller point ran out of memory, this one would as well
-            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
-            if predicted is None and plan.infers_trained:
-                predicted = _without_training(key, read_points(paths.points))
-            if guard is not None and predicted is None:
-                predicted = guard.refuse(key, read_points(paths.points))
+            results, predicted = read_points(paths.points), None
+            if chosen.skip_larger:  # where a smaller point ran out of memory, this one would as well
+                predicted = sweep.predicted_out_of_memory(key, results)
+            if plan.infers_trained:
+                predicted = predicted or _without_training(key, results)
+            if guard is not None:
+                predicted = predicted or guard.refuse(key, results)
             point = predicted or procedure.measure(key)
-            if key not in keys and (before := sweep.shrunk(read_points(paths.points)).get(key)):
+            if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):
                 add_trials(point, trials)

@@ -20,7 +20,7 @@ from perfexp.devices import Device, lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import gpu_sheets, host_turns
+from perfexp.host import host_turns
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
@@ -328,16 +328,7 @@ class Workbench:
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
     """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet."""
     is_cpu = device.kind == "cpu"
-    return sheet_of(plan, None if is_cpu else device.name)[1].peak_flops_per_second or (None if is_cpu else {})
-
-
-def sheet_of(plan: config.Plan, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
-    """Return name and facts of the plan's GPU; for gpu=auto those of the file of a device with this name, if known."""
-    if plan.gpu_name == "auto" and product is not None:
-        files = gpu_sheets.read(plan.config_dirs())
-        if name := gpu_sheets.matching(files, product):
-            return name, files[name].facts
-    return plan.gpu_name, gpu_sheets.GpuFacts.of_node(plan.gpu.get("facts"))
+    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (None if is_cpu else {})
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
