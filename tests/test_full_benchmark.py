@@ -51,8 +51,7 @@ def test_one_process_trains_and_comes_first():
     trained = [key for key in keys(typed_plan) if key[0] == "train"]
     assert trained == [("train", 64, 0)]
     assert len(keys(typed_plan)) == 1 + 3 * 2
-    job = supervisor.Job(paths=None, plan_sha256="", timed=typed_plan.timed_keys())
-    assert job.replicates == [0, 1, 2]
+    assert supervisor.replicates(typed_plan.timed_keys()) == [0, 1, 2]
 
 
 def test_a_phase_that_is_not_measured_needs_no_settings():

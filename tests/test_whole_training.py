@@ -141,26 +141,19 @@ def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run
     assert [point.status for point in record.points] == [Status.OK]
 
 
-@pytest.mark.parametrize("is_measured", [True, False])
-def test_checkpoints_are_moved_aside_with_the_results_and_come_back(tmp_path, is_measured):
+def test_checkpoints_are_replaced_with_the_results(tmp_path):
     paths = RunPaths(tmp_path / "x")
-    paths.create()
-    checkpoint = paths.checkpoint("net", "images", "best")
-    checkpoint.parent.mkdir()
-    (checkpoint.parent / "mine.pt").write_text("mine")
-    paths.claim(checkpoint)
-    checkpoint.write_text("earlier")
-    paths.move_results(None)
-    assert not checkpoint.exists()
-    if is_measured:
-        paths.delete_moved_results()
-    else:
-        paths.restore_results()
-        assert checkpoint.read_text() == "earlier"
-    assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["mine.pt"] + ["net_images_best.pt"] * (
-        not is_measured
-    )
-    assert not list(paths.root.glob(".replaced-*"))
+    for one, name in ((paths, "best"), (paths.replacement(), "final_weights")):
+        one.create()
+        checkpoint = one.checkpoint("net", "images", name)
+        checkpoint.parent.mkdir()
+        one.claim(checkpoint)
+        checkpoint.write_text(name)
+    (paths.root / "checkpoints" / "mine.pt").write_text("mine")
+    paths.replacement().record.write_text("{}")
+    paths.put_in_place()
+    assert sorted(path.name for path in paths.root.glob("checkpoints/*")) == ["mine.pt", "net_images_final_weights.pt"]
+    assert not paths.replacement().root.exists()
 
 
 def test_what_a_crash_left_of_a_checkpoint_is_removed(tmp_path):

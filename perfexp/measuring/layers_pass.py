@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, device_series, first_median_interval
 from perfexp.records.quantities import CLOSURE, GAP_SHARE, LAYER_FLOPS, UNATTRIBUTED
-from perfexp.records.record import Key, Metric, Point, Status, timed_key
+from perfexp.records.record import Key, Metric, Point, Status, timed_key, timestamp
 from perfexp.statistics.estimators import Interval
 
 #: Length of the calls before the profiling, which bring the device to the clock of the timing.
@@ -42,7 +41,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
     Raises:
         UserError: the plan asks for something that no point can do.
     """
-    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    point = Point(key=key, status=Status.OK, started=timestamp())
     with verdicts.watching_the_host(point):
         try:
             _dissect(procedure, point, timed, first)

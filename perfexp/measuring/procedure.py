@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.quantities import FINITE, FIRST_MEMORY, PEAK_MEMORY
-from perfexp.records.record import Key, Metric, Point, Status
+from perfexp.records.record import Key, Metric, Point, Status, timestamp
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size
 from perfexp.work import Work
@@ -141,7 +140,7 @@ class Procedure:
             UserError: the plan asks for something that no point can do.
             RankLost: another rank has ended.
         """
-        point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        point = Point(key=key, status=Status.OK, started=timestamp())
         has_ranks = self.group.size > 1
         point.facts |= {"world_size": self.group.size} if has_ranks else {}
         with verdicts.watching_the_host(point, of_ranks=has_ranks):

@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
-from perfexp.host import credentials
+from perfexp.host import credentials, gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.plan import model_settings, process_count, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
@@ -171,6 +171,15 @@ class Plan(PlanSchema):
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
         named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
         return [conf_dir(), *map(Path, named)]
+
+    def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
+        """Return name and facts of the GPU; without facts (gpu=auto) those of the file for this product, if any."""
+        facts = gpu_sheets.GpuFacts.of_node(self.gpu.get("facts"))
+        if facts == gpu_sheets.GpuFacts() and product is not None:
+            files = gpu_sheets.read(self.config_dirs())
+            if name := gpu_sheets.matching(files, product):
+                return name, files[name].facts
+        return self.gpu_name, facts
 
     @property
     def infers_trained(self) -> bool:

@@ -190,7 +190,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
-            f"perfexp stats {place.folder}",
+            f"perfexp stats {place.folder.parent}",
             files=[stream.name],
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():

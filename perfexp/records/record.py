@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -516,6 +517,11 @@ def missing(keys: Iterable[Key], path: Path) -> list[Key]:
     """The keys without a result in a points.jsonl."""
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
+
+
+def timestamp() -> str:
+    """Return the time now, as a record has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def overall_status(points: Iterable[Point]) -> Status:

@@ -23,7 +23,7 @@ from perfexp.plan import config
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.reports.support_table import shape_text, table
-from perfexp.worker import entry
+from perfexp.worker import answers
 from tests.algorithms.scripted_cudnn import in_place
 from tests.rotation import some_of
 
@@ -75,7 +75,7 @@ def here(monkeypatch):
     """The worker's part in this process, where there may be a scripted cuDNN."""
 
     def query(plain, what, *, waiting):
-        told = entry.algorithms(config.typed(plain), RunPaths(Path("nowhere")), entry.Events(None))
+        told = answers.algorithms(config.typed(plain), RunPaths(Path("nowhere")), answers.Events(None))
         return json.loads(json.dumps(told))
 
     monkeypatch.setattr(list_options, "query", query)
@@ -338,8 +338,8 @@ def test_what_the_worker_finds_wrong_is_told(here, capsys, overrides, told):
     [
         ("tell('refused', message='no such thing', exit_code=2)", 2, "error: no such thing"),
         ("tell('failed', message='RuntimeError: odd')", 1, "error: RuntimeError: odd"),
-        ("print('the driver is gone'); sys.exit(7)", 1, "ended with code 7: the driver is gone"),
-        ("os.kill(os.getpid(), 9)", 1, "ended with code -9"),
+        ("print('the driver is gone'); sys.exit(7)", 1, "ended with code 7 (the driver is gone)"),
+        ("os.kill(os.getpid(), 9)", 1, "was ended by SIGKILL"),
     ],
 )
 def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code, told):

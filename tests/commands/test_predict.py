@@ -23,7 +23,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 from perfexp.work.allocations import Peak
-from perfexp.worker import entry
+from perfexp.worker import answers
 from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace, forked_trace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
@@ -311,7 +311,7 @@ def present(monkeypatch, tmp_path):
     def query(plain, what, *, waiting):
         assert what == "memory"
         plan = config.typed(plain)
-        return json.loads(json.dumps(entry.peak_memory(plan, RunPaths(tmp_path), Events(None))))
+        return json.loads(json.dumps(answers.peak_memory(plan, RunPaths(tmp_path), Events(None))))
 
     for kind in ("auto", "cuda"):
         monkeypatch.setattr(f"perfexp.devices.{kind}.open_device", opened)

@@ -136,16 +136,20 @@ def test_weights_that_unpack_to_more_than_their_file_are_not_read(tmp_path):
         read_content(whole, "weights", "")
 
 
-def test_replaced_results_with_endless_folders_are_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"perfexp": "u", "replaced": ".replaced-00000000", "files": []}')
-    deep = tmp_path / ".discarded-00000000"
-    deep.mkdir()
+def test_a_replacement_with_endless_folders_is_left_alone(tmp_path):
+    folder = tmp_path / "x"
+    paths = RunPaths(folder)
+    paths.create()
+    paths.replacement().create()
+    paths.replacement().record.write_text("{}")
+    deep = paths.replacement().root
     with contextlib.chdir(deep):
         for _ in range(1500):  # the whole path is longer than a path may be
             Path("d").mkdir()
             os.chdir("d")
-    with pytest.raises(UserError, match="too many nested folders"):
-        RunPaths(tmp_path).recover_results()
+    paths.put_in_place()
+    assert paths.record.read_text() == "{}"
+    assert deep.is_dir()
     subprocess.run(["rm", "-r", deep], check=True)
 
 

@@ -19,8 +19,6 @@ from perfexp.errors import Unsupported
 from perfexp.plan import config
 from perfexp.profilers import refuse_other_devices
 from perfexp.profilers.nsys import Nsys
-from perfexp.profilers.previous_files import Earlier
-from perfexp.records.paths import RunPaths
 from perfexp.records.record import Status
 from perfexp.reports.run_status import seconds_left
 
@@ -67,7 +65,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "--cuda-graph-trace=node",
         "--force-overwrite=true",
     ]
-    assert command[9] == f"--output={Path('x/train').absolute()}"
+    assert command[9] == f"--output={Path('x/.profile/train').absolute()}"
     assert command[11:14] == ["-P", "-m", "perfexp.worker.entry"]
     assert "--profile=0" in command
     log = Path("x/run.log").read_text()
@@ -336,14 +334,14 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run,
     thread.join()
     assert code == 130
     assert content_of("x") == files
-    assert not list(Path("x").glob(".before-*"))
+    assert not list(Path("x").glob(".profile"))
     assert profile_of(record).facts == profile_of(before).facts
     tool.script(**script)
     code, _, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
     assert (code, profile_of(record).status) == (0, Status.OK)
     assert profile_of(record).facts["profile"]["settings"]["steps"] == 2
     assert sum(call[0] == "profile" for call in tool.calls) == 3
-    assert not list(Path("x").glob(".before-*"))
+    assert not list(Path("x").glob(".profile"))
 
 
 @pytest.mark.slow
@@ -371,18 +369,16 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, da
 
 
 @pytest.mark.slow
-def test_what_a_pass_that_was_killed_had_moved_aside_is_put_back_by_the_next_command(run, nsys):
+def test_what_a_pass_that_was_killed_has_left_is_not_taken_for_a_profile(run, nsys):
     nsys()
     run(*FAKE, "profiler=nsys")
     files = content_of("x")
-    paths = RunPaths(Path("x"))
-    earlier = Earlier(paths, worth=True)
-    earlier.make_room([Path("x").absolute() / name for name in files])
-    assert content_of("x") == {}
-    Path("x/train.nsys-rep").write_bytes(b"half of another")
-    run(*FAKE)
-    assert content_of("x") == files
-    assert not list(Path("x").glob(".before-*"))
+    Path("x/.profile").mkdir()
+    Path("x/.profile/train_ranges.csv").write_text("half of another")
+    run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    assert content_of("x").keys() == files.keys()
+    assert "half" not in Path("x/train_ranges.csv").read_text()
+    assert not list(Path("x").glob(".profile"))
 
 
 def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run, nsys):

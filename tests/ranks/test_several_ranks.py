@@ -15,6 +15,7 @@ import pytest
 
 from perfexp.ranks import Place
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.messages import Events
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
 from tests import processes
@@ -183,9 +184,8 @@ os._exit(0)
 """)
     from perfexp.ranks import start
 
-    code = start.run(
-        [sys.executable, str(script), str(tmp_path / "found.json")], size=2, port=None, emit=lambda *_, **__: None
-    )
+    command = [sys.executable, str(script), str(tmp_path / "found.json")]
+    code = start.run(command, size=2, port=None, emit=Events(None))
     assert code == 0
     found = json.loads(Path(tmp_path / "found.json").read_text())
     assert found["begin"] == 0
