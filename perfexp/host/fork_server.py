@@ -106,9 +106,9 @@ class _Server:
 
     def answer(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the answer; raises OSError if the server ends or hangs, KeyboardInterrupt as they come."""
-        ready: list[Any] = []
-        while self.connection not in ready:
-            ready = select.select([self.connection, *interrupts.descriptors()], [], [], _IMPORT_SECONDS)[0]
+        waited_for, ready = [self.connection.fileno(), *interrupts.descriptors()], list[int]()
+        while self.connection.fileno() not in ready:
+            ready = select.select(waited_for, [], [], _IMPORT_SECONDS)[0]
             interrupts.check()
             if not ready:
                 raise TimeoutError("the fork server imports for too long")

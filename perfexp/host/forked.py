@@ -5,14 +5,13 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import pickle
 import signal
-import socket
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import connection, get_context
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
 
 import psutil
@@ -22,7 +21,7 @@ from perfexp.host import lifeline
 #: Time after which a call is taken for a hang, and time without any work of the copy's: a lock that another thread held
 #: at the fork stays locked, and threads of a pool are not there.
 _TIMEOUT_SECONDS, _IDLE_SECONDS = 600.0, 15.0
-#: Time that a process takes at most from closing its end of the connection to its own end.
+#: Time that a process takes at most from closing its pipe to its end.
 _END_SECONDS = 2.0
 
 
@@ -43,7 +42,7 @@ class Forked:
     def __init__(self, function: Callable[..., Any]) -> None:
         if not hasattr(os, "fork"):
             raise Ended(f"{sys.platform} has no fork")
-        self._connection, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         arguments = function, theirs, self._connection, os.getpid()
         self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, see `Ended`
@@ -53,12 +52,10 @@ class Forked:
     def __call__(self, *arguments: Any) -> Any:
         """Make a call in the copy and return its result; raises the call's own error, or `Ended`."""
         try:
-            with self._connection.makefile("rwb") as stream:
-                pickle.dump(arguments, stream)
-                stream.flush()
-                self._wait()
-                error, result = pickle.load(stream)
-        except (EOFError, OSError, pickle.UnpicklingError) as broken:
+            self._connection.send(arguments)
+            self._wait()
+            error, result = self._connection.recv()
+        except (EOFError, OSError) as broken:
             self._process.join(_END_SECONDS)
             raise Ended(f"a forked process ended ({self._cause()})") from broken
         if error is not None:
@@ -69,7 +66,7 @@ class Forked:
         """Wait for an answer; raises `Ended` if the copy works for too long, or on nothing."""
         copy, begun = psutil.Process(self._process.pid), time.monotonic()
         worked, since = 0.0, begun
-        while not connection.wait([self._connection], 1.0):
+        while not self._connection.poll(1.0):
             now, times = time.monotonic(), copy.cpu_times()
             if times.user + times.system > worked or copy.status() == psutil.STATUS_DISK_SLEEP:
                 worked, since = times.user + times.system, now
@@ -95,35 +92,34 @@ class Forked:
         self._process.join()
 
 
-def _serve(function: Callable[..., Any], own: socket.socket, theirs: socket.socket, parent: int) -> None:
-    """Answer calls until the other end of the connection is closed."""
+def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, parent: int) -> None:
+    """Answer calls until the other end of the pipe is closed."""
     theirs.close()
-    _detach(parent, own.fileno())
-    with own.makefile("rwb") as stream:
-        while True:
-            try:
-                arguments = pickle.load(stream)
-            except EOFError:
-                return
-            error, result = None, None
-            try:
-                result = function(*arguments)
-            except Exception as raised:
-                error = raised
-            pickle.dump((error, result), stream)
-            stream.flush()
+    _detach(parent, own)
+    while True:
+        try:
+            arguments = own.recv()
+        except EOFError:
+            return
+        error, result = None, None
+        try:
+            result = function(*arguments)
+        except Exception as raised:
+            error = raised
+        own.send((error, result))
 
 
-def _detach(parent: int, descriptor: int) -> None:
+def _detach(parent: int, own: Connection) -> None:
     """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
     lifeline.die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {descriptor}:  # the connection has one of these if it was closed
+    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one of these if it was closed
         os.dup2(nowhere, stream)
     for name in ("_send", "_recv"):  # the parent's processes, such as those of a data loader, are not this process's
-        setattr(connection.Connection, name, _refuse)
+        setattr(own, name, getattr(own, name))
+        setattr(Connection, name, _refuse)
     faulthandler.disable()  # its file reports crashes of the parent
     gc.disable()
 
