@@ -30,9 +30,9 @@ from perfexp.cli.overrides import (
 )
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.cluster.campaign import campaign_of
 from perfexp.cluster.default_site import with_site
-from perfexp.cluster.element import Element, of_arguments
-from perfexp.cluster.launchers import Campaign, campaign_of
+from perfexp.cluster.element import Campaign, Element, of_arguments
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
