@@ -28,7 +28,7 @@ from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, SweepMembership, read_points
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
 
 #: The job of a node that fell silent may live on for a while after SLURM has queued it again.
@@ -159,14 +159,11 @@ class Element:
         folder, _, number = value.rpartition(":")
         self._sweep_folder, self._requeues, self._is_job = Path(folder), requeue, is_job
         self._sweep = Sweep.load(self._sweep_folder)
-        self.child, self.folder = self._child(number)
+        runs = {str(child.job): (child, path) for child, path in run_folders(self._sweep, self._sweep_folder)}
+        if number not in runs:
+            raise UserError(f"{folder} has no run {number}: submit the sweep again.")
+        self.child, self.folder = runs[number]
         self._num_points = self._count()
-
-    def _child(self, number: str) -> tuple[SweepChild, Path]:
-        for child, folder in run_folders(self._sweep, self._sweep_folder):
-            if str(child.job) == number:
-                return child, folder
-        raise UserError(f"{self._sweep_folder} has no run {number}: submit the sweep again.")
 
     @property
     def membership(self) -> SweepMembership:
@@ -189,19 +186,18 @@ class Element:
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
             return 0 if exit_code == 3 and self._is_job else exit_code
         job = job_id()
+        text = f": job {job} is queued again for the rest."
         if not self._requeues or job is None:
-            print("The job reached its time limit.", flush=True)
-            return 1
-        if self._count() == self._num_points:
-            print("The job reached its time limit before it finished a point: raise cluster.time_limit.", flush=True)
-            return 1
-        print(f"The job reached its time limit: job {job} is queued again for the rest.", flush=True)
-        try:
-            slurm.requeue(job)
-        except PerfexpError as error:
-            print(f"error: {error}", flush=True)
-            return 1
-        time.sleep(_PATIENCE_SECONDS)  # SLURM ends this process
+            text, job = ".", None
+        elif self._count() == self._num_points:
+            text, job = " before it finished a point: raise cluster.time_limit.", None
+        print(f"The job reached its time limit{text}", flush=True)
+        if job is not None:
+            try:
+                slurm.requeue(job)
+                time.sleep(_PATIENCE_SECONDS)  # SLURM ends this process
+            except PerfexpError as error:
+                print(f"error: {error}", flush=True)
         return 1
 
     def _count(self) -> int:
@@ -212,12 +208,12 @@ class Element:
 
 def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     """Remove the flags of an element from a command line; returns the rest and the element, None without one."""
-    values = [text.partition("=")[2] for text in arguments if text.startswith(f"{OF_SWEEP}=")]
-    if not values:
+    own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
+    values = dict(text.partition("=")[::2] for text in own)
+    if OF_SWEEP not in values:
         return list(arguments), None
-    parents = [text.partition("=")[2] for text in arguments if text.startswith(f"{PARENT}=")]
-    element = Element(values[-1], requeue=REQUEUE in arguments, is_job=job_id() is not None and not parents)
-    if parents:
-        lifeline.die_with(int(parents[-1]))
-    flags = (f"{OF_SWEEP}=", f"{PARENT}=", REQUEUE)
-    return [text for text in arguments if not text.startswith(flags)], element
+    parent = values.get(PARENT)
+    element = Element(values[OF_SWEEP], requeue=REQUEUE in values, is_job=job_id() is not None and not parent)
+    if parent:
+        lifeline.die_with(int(parent))
+    return [text for text in arguments if text not in own], element

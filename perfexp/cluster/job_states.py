@@ -70,26 +70,15 @@ def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
 
 
 def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
-    """Return the latest submission of each run."""
-    return {entry.run: entry for entry in _entries(paths)}
-
-
-def superseded(paths: SweepPaths) -> set[str]:
-    """Return the jobs whose run was submitted again later."""
-    return {entry.job for entry in _entries(paths)} - {entry.job for entry in load(paths).values()}
-
-
-def _entries(paths: SweepPaths) -> Iterator[SubmittedRun]:
-    """Yield all submissions; lines that are not of this form are left out."""
-    try:
-        content = untrusted.read_bytes(paths.jobs, _MOST_BYTES)
-    except OSError:
-        return
-    for line in content.splitlines():
-        with suppress(*untrusted.DECODING_ERRORS):
-            entry = msgspec.json.decode(line, type=SubmittedRun)
-            if _JOB.fullmatch(entry.job):
-                yield entry
+    """Return the latest submission of each run; lines that are not of this form are left out."""
+    found: dict[int, SubmittedRun] = {}
+    with suppress(OSError):
+        for line in untrusted.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
+            with suppress(*untrusted.DECODING_ERRORS):
+                entry = msgspec.json.decode(line, type=SubmittedRun)
+                if _JOB.fullmatch(entry.job):
+                    found[entry.run] = entry
+    return found
 
 
 class State(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from perfexp.plan.schema import Cluster, ClusterGpu
 
 #: Kinds of devices that are not GPUs.
 _WITHOUT_GPU = ("cpu", "fake")
+#: Columns of the check: all nodes, and each use of them.
+USES = ("nodes", "idle", "busy", "others")
 #: States of nodes that run jobs, in short form; any other one but `idle` runs none.
 _BUSY = ("alloc", "mix", "comp", "plnd", "resv")
 #: The job that shows whether perfexp starts: it imports what a worker imports, and prints host and versions.
@@ -70,18 +73,11 @@ def python(site: Cluster) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Nodes with a kind of GPU: all, idle, partly or wholly in use, and the others, which are down or drained."""
+    """Number of nodes with a kind of GPU by use: `nodes` in all, `idle`, `busy`, and `others`: down or drained."""
 
     kind: str
     requests: Sequence[str]
-    nodes: int
-    idle: int
-    busy: int
-
-    @property
-    def others(self) -> int:
-        """Number of nodes that run nothing and start nothing."""
-        return self.nodes - self.idle - self.busy
+    nodes: Mapping[str, int]
 
 
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
@@ -104,16 +100,16 @@ def _gres(node: Node) -> list[list[str]]:
 
 def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
     requested = requests(cluster, kind)
-    pairs = (text.partition("=") for text in requested)
-    options = {name.lstrip("-"): value for name, _, value in pairs}
+    options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
     states = {node.name: node.state for node in nodes if _fits(node, options)}
-    return Offer(
-        kind=kind,
-        requests=requested,
-        nodes=len(states),
-        idle=sum(state == "idle" for state in states.values()),
-        busy=sum(state.startswith(_BUSY) for state in states.values()),
-    )
+    uses = Counter(_use(state) for state in states.values())
+    return Offer(kind=kind, requests=requested, nodes={name: uses[name] for name in USES} | {"nodes": len(states)})
+
+
+def _use(state: str) -> str:
+    if state == "idle":
+        return state
+    return "busy" if state.startswith(_BUSY) else "others"
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:

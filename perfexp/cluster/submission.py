@@ -29,8 +29,6 @@ _MOST_SCRIPT_BYTES = 3 << 20
 #: Folder in which the sweeps of a stage are looked up.
 _OUTPUTS = Path("outputs")
 _JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
-#: More elements than this are waited for by their arrays, except those with elements that were submitted again.
-_MOST_ELEMENTS = 50
 
 
 @dataclass(kw_only=True)
@@ -98,17 +96,13 @@ def submit(
             script, options = _script(array, paths, settings), _options(array, paths, sweep, settings)
             with interrupts.held():  # nobody would know of jobs that are not in the file
                 job = slurm.submit(script, [*options, *dependency])
-                now = datetime.now(UTC).isoformat(timespec="milliseconds")
-                job_states.append(
-                    paths,
-                    [
-                        SubmittedRun(
-                            run=run.number, job=f"{job}_{index}", gpu=run.assignment.plan.gpu_name, submitted=now
-                        )
-                        for index, run in enumerate(array)
-                    ],
-                )
+                job_states.append(paths, (_entry(run, f"{job}_{index}") for index, run in enumerate(array)))
             yield job, array
+
+
+def _entry(run: Run, job: str) -> SubmittedRun:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return SubmittedRun(run=run.number, job=job, gpu=run.assignment.plan.gpu_name, submitted=now)
 
 
 def _options(runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings) -> list[str]:
@@ -162,10 +156,6 @@ def dependency(after: Any) -> list[str]:
             f"({first.name}: {first.state}{why}). Repeat that sweep, or leave hydra.launcher.after out."
         )
     waiting = sorted({state.job for state in states if state.state is not State.done})
-    if len(waiting) > _MOST_ELEMENTS:
-        mixed = {job.partition("_")[0] for job in job_states.superseded(SweepPaths(folder))}
-        arrays = {job: job.partition("_")[0] for job in waiting}
-        waiting = sorted({job if array in mixed else array for job, array in arrays.items()})
     return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
 
 

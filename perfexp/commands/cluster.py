@@ -49,14 +49,13 @@ def check(
             "with gpus: {KIND: {gres: gpu:TYPE}}."
         )
     columns = [Column("gpu", [offer.kind for offer in found], prose=True)]
-    for title in ("nodes", "idle", "busy", "others"):
-        columns.append(Column(title, [str(getattr(offer, title)) for offer in found]))
+    columns += [Column(title, [str(offer.nodes[title]) for offer in found]) for title in sites.USES]
     columns.append(Column("requests", [" ".join(offer.requests) for offer in found], prose=True))
-    missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.idle + offer.busy]
+    missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.nodes["idle"] + offer.nodes["busy"]]
     Console().show_grid(f"cluster {cluster}", Grid(columns), not_measured=missing)
     failed = bool(missing)
     if job:
-        idle = [offer.kind for offer in found if offer.idle]
+        idle = [offer.kind for offer in found if offer.nodes["idle"]]
         kind = gpu or next(iter(idle or [offer.kind for offer in found]))
         try:
             echo(f"job      gpu={kind}: {sites.try_node(site, kind, seconds=seconds)}")

@@ -204,7 +204,7 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
         "cpu": ClusterGpu(gres=""),
     }
     found = site.offers(Cluster(name="own", gpus=gpus), [])
-    assert [(offer.kind, offer.nodes, offer.idle, offer.busy, offer.others) for offer in found] == [
+    assert [(offer.kind, *offer.nodes.values()) for offer in found] == [
         *(("l40s", 2, 1, 1, 0), ("h100", 1, 0, 1, 0), ("cpu", 3, 1, 1, 1)),
     ]
     assert [offer.kind for offer in site.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
@@ -226,7 +226,7 @@ def test_a_constraint_is_read_as_slurm_reads_it(constraint, nodes, monkeypatch):
     listed = "a|gpu|idle|v100|gpu:2\nb|gpu|idle|a100,ib|gpu:2\nc|gpu|idle|x,ib|gpu:2\n"
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
     [offer] = site.offers(Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), [])
-    assert offer.nodes == nodes
+    assert offer.nodes["nodes"] == nodes
 
 
 def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, capsys):
@@ -237,12 +237,12 @@ def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, caps
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
 
     def nodes_of(gres):
-        return site.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes
+        return site.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes["nodes"]
 
     kinds = ("gpu:a100", "gpu:a100-sxm4-80gb", "gpu:a100.mig-1g.5gb", "gpu:a100.mig", "gpu", "gpu:a100-sxm4")
     assert [nodes_of(gres) for gres in kinds] == [1, 1, 1, 0, 4, 0]
     [found] = site.offers(Cluster(name="default"), ["a100", "a100-sxm4", "2"])
-    assert (found.kind, found.nodes) == ("a100", 1)
+    assert (found.kind, found.nodes["nodes"]) == ("a100", 1)
     listed = "a|gpu|idle|(null)|gpu:a100-sxm4-80gb:8(S:0-1)\nd|gpu|idle|(null)|gpu:2\n"
     assert command(["cluster", "check"]) == 2
     assert "(types: a100-sxm4-80gb). Write a site file" in capsys.readouterr().err
@@ -468,21 +468,6 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, 
     assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
 
 
-def test_a_gate_waits_for_an_array_only_if_none_of_its_runs_was_submitted_again(campaign, monkeypatch):
-    _, folder = campaign
-    paths, pending = SweepPaths(folder), job_states.State.pending
-    jobs = [f"9_{number}" for number in range(60)] + [f"10_{number}" for number in range(2)]
-    again = SubmittedRun(run=60, job="9_60", gpu="x", submitted=EARLIER)
-    entries = [replaced(again, run=run, job=job) for run, job in enumerate(jobs)]
-    states = [job_states.RunState(run=0, name="", folder=folder, state=pending, job=job) for job in jobs]
-    monkeypatch.setattr(job_states, "states", lambda sweep, folder: states)
-    job_states.append(paths, entries)
-    assert submission.dependency(folder) == ["--dependency=afterok:10:9"]
-    paths.jobs.unlink()
-    job_states.append(paths, [again, *entries])
-    assert submission.dependency(folder) == [f"--dependency=afterok:{':'.join(sorted(['10', *jobs[:60]]))}"]
-
-
 def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_path, monkeypatch):
     def taken(*words, **_):
         signal.raise_signal(signal.SIGINT)
@@ -571,7 +556,7 @@ def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(mo
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
     gpus = {"cpu": ClusterGpu(gres="", partition="one,two")}
     [found] = site.offers(Cluster(name="own", gpus=gpus), [])
-    assert (found.nodes, found.idle, found.others) == (2, 1, 1)
+    assert found.nodes == {"nodes": 2, "idle": 1, "busy": 0, "others": 1}
 
 
 def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
