@@ -65,9 +65,14 @@ class JsonCache:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the default folder of a kind of cache, by the XDG Base Directory Specification."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home() / ".cache") / "perfexp" / name
+    """Return the default folder of a kind of cache."""
+    return user_folder("XDG_CACHE_HOME", ".cache") / name
+
+
+def user_folder(variable: str, usual: str) -> Path:
+    """Return perfexp's folder in one of the XDG Base Directory Specification, by its variable and its usual place."""
+    base = os.environ.get(variable)
+    return (Path(base) if base else home() / usual) / "perfexp"
 
 
 def home() -> Path:
