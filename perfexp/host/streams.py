@@ -23,7 +23,7 @@ def install() -> None:
 
 
 class _Tolerant(io.RawIOBase):
-    """Bytes for a descriptor, up to the first write error, of which a warning tells if it is stdout's."""
+    """Bytes for a descriptor, up to the first write error. A warning reports the error of stdout once."""
 
     def __init__(self, number: int, error: OSError | None) -> None:
         self._number, self._error, self._warns = number, error, number == 1
