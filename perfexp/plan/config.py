@@ -35,8 +35,8 @@ from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shru
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
 #: Modules that a worker with a torch model imports when it needs them.
 _OF_TORCH = ("torch", "perfexp.models.module", "perfexp.devices.cuda")
-#: Seconds of a series with its share of the probes before it, where many points leave it ten samples; measured on an H200
-#: at calls of 2.3 to 3.3 ms.
+#: Seconds of a series with its share of the probes before it, where many points leave it ten samples: on an H200, at
+#: calls of 2.3 to 3.3 ms.
 _LEAST_SERIES_SECONDS = 0.25
 #: Series of the undisturbed call, by one clock or by three.
 _SYNCHRONOUS_SERIES, _ASYNCHRONOUS_SERIES = 1, 3
