@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: The clock before any code of the user's was imported.
 _CLOCK = time.perf_counter_ns
 #: Modules whose forked processes never return to the worker.
-_HARMLESS = ("multiprocessing.popen_fork", "subprocess", "perfexp.host.forked")
+_HARMLESS = ("multiprocessing.popen_fork", "subprocess")
 #: Whether this process has begun a point.
 _has_begun: list[bool] = []
 #: The time from the start of this process to its first point, until that has been appended.
