@@ -42,7 +42,7 @@ from tests import composing
 from tests.cluster.conftest import write_site
 from tests.cluster.private_slurm import PrivateSlurm
 
-RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "ttfp=false", "tracking=none")
+RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "tracking=none")
 LAUNCH = ("-m", "--config-dir=mine", "hydra/launcher=slurm", "hydra.launcher.wait=false")
 #: Six runs of ten sizes.
 SWEEP = ("sweep=sizes", "sweep.num_sizes=10", "batch_size=1,2,3,4,5,6", "output_dir=sweep")

@@ -42,6 +42,7 @@ from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
+from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         refuse_deleted_cwd()
-        arguments, most_jobs = without_max_jobs(without_credentials(joined_flags(arguments)))
+        arguments, most_jobs = without_max_jobs(without_credentials(arguments_of_today(joined_flags(arguments))))
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
@@ -236,7 +237,7 @@ class _Application:
                 number, axes = self._place(self.sweep_run)
                 self.sweep_run.refused(number, as_typed(axes), refusal)
             return refusal
-        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1 and not self._optimizes
+        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.processes or 1) > 1 and not self._optimizes
         if self.is_dry or is_later or self._campaign is not None:
             self._waiting.append(assignment)
             return None

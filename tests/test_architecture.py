@@ -230,7 +230,7 @@ def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
 
 
 def fields_of(rule):
-    texts = (rule.message, rule.help)
+    texts = (rule.message, rule.help, f"{{{rule.by}}}" if rule.by else "")
     return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
 
 

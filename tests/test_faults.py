@@ -51,7 +51,7 @@ def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
 
 def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "output_dir=run"]
+    command = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=run"]
     command.append("batch_size=[1,2]")
     assert main(command) == 0
     file = tmp_path / "run" / "points.jsonl"

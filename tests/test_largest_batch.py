@@ -38,7 +38,7 @@ WEIGHTS = 3e8
 #: 500 bytes hold weights of 96 and 2 pixels of 160 bytes, or 1 of 320 bytes in training.
 MEMORY = ("+gpu.script.memory_bytes=500", "model.weight_bytes=96", "model.bytes_per_pixel=160", "input_size=1")
 BOTH = ("batch_size=max", "mode=train_inference")
-SEARCH = (*BOTH, "model=fake", "gpu=fake", "ttfp=false", "tracking=none", "stopping=fixed", *MEMORY)
+SEARCH = (*BOTH, "model=fake", "gpu=fake", "tracking=none", "stopping=fixed", *MEMORY)
 
 
 def search(largest, *, start, assumed=1.0, capacity=CAPACITY):

@@ -23,7 +23,7 @@ from perfexp.records.expected import Expected
 from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
 from perfexp.statistics.estimators import Interval
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "stopping.measure=8", "quiet=true")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true")
 SPARSE = (*FAKE, "sweep=sparse", "model.stairs=0.02", "output_dir=out")
 
 

@@ -58,7 +58,7 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
         "model=own",
         "gpu=cpu",
         "input_size=8",
-        "ttfp=false",
+        "cold_start=false",
         "stopping=fixed",
         "tracking=none",
         "output_dir=x",

@@ -174,9 +174,7 @@ def test_a_cpu_has_no_data_sheet():
 def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(monkeypatch, tmp_path):
     """Everything is built in one place, so that the way from the command to the clock can be read."""
     folder = tmp_path / "x"
-    assert (
-        main(["model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", f"output_dir={folder}"]) == 0
-    )
+    assert main(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", f"output_dir={folder}"]) == 0
     (folder / "points.jsonl").unlink()
     digest = hashlib.sha256((folder / "plan.yaml").read_bytes()).hexdigest()
     forward, stacks = FakeSession.forward, []

@@ -34,6 +34,7 @@ from perfexp.models import torchvision_names
 from perfexp.plan import config, validation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
 from perfexp.plan.schema import Cluster
+from perfexp.records.old_names import arguments_of_today
 
 #: Hydra's flags without a value.
 _SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
@@ -64,7 +65,7 @@ def compose(
         results.append((composed, dict(HydraConfig.get().runtime.choices)))
 
     try:
-        arguments = without_credentials(arguments)
+        arguments = without_credentials(arguments_of_today(arguments))
         call_with_hydra([*arguments, "hydra.mode=RUN"], collect, models)  # an experiment's file may set a sweep
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:

@@ -120,8 +120,9 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 def _topic(topic: str, conf: Path, key_lines: Sequence[str]) -> str:
     """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
     from perfexp.cli.group_keys import group_keys  # the overview does without
-    from perfexp.records.diagnostics import DIAGNOSTICS, meanings
+    from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, meanings
 
+    topic = MERGED.get(topic, topic)
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
     if text := terms.meaning(topic):

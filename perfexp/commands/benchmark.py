@@ -18,6 +18,7 @@ from perfexp.main import main
 from perfexp.orchestration import capabilities
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
+from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed, placing
 from perfexp.tables import speed_files
@@ -89,6 +90,7 @@ def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str,
 
     Raises `UserError` if a word is not an override, or its key is one of those.
     """
+    overrides = arguments_of_today(overrides)
     for text in overrides:
         if "=" not in text:
             raise UserError(

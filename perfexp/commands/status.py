@@ -32,7 +32,7 @@ from perfexp.tables import json_results
 
 #: Overrides that change the number of points; one size or batch size is as many as another.
 _CHANGES_POINTS = re.compile(
-    r"\+*((experiment|mode|probes\.layers|replicate|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
+    r"\+*((experiment|mode|probes\.layers|processes|replicate|cold_start|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
 )
 #: Runs that one that has not begun is compared with: a sweep may have thousands.
 _MOST_COMPARED = 200

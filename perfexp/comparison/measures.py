@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from perfexp.records import priors
+from perfexp.records import priors, quantities
 from perfexp.records.cold_starts import first_predictions
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
@@ -43,17 +43,17 @@ class Measure:
 MEASURES = {
     "device": Measure(unit="seconds"),
     GRAPH: Measure(unit="seconds"),
-    "cycles": Measure(unit="cycles", better="FEWER", worse="MORE", metric="device/cycles_per_call"),
+    "cycles": Measure(unit="cycles", better="FEWER", worse="MORE", metric=quantities.CYCLES),
     "latency": Measure(unit="seconds"),
     "p95": Measure(unit="seconds"),
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
     "epoch": Measure(unit="seconds"),
     "runtime": Measure(unit="seconds"),
     "ttfp": Measure(unit="seconds"),
-    "memory": Measure(unit="bytes", better="LESS", worse="MORE", metric="memory/peak_bytes"),
-    "energy": Measure(unit="joules", better="LESS", worse="MORE", metric="energy/per_image_joules"),
+    "memory": Measure(unit="bytes", better="LESS", worse="MORE", metric=quantities.PEAK_MEMORY),
+    "energy": Measure(unit="joules", better="LESS", worse="MORE", metric=quantities.IMAGE_ENERGY),
     "accuracy": Measure(
-        unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric="accuracy", is_exact=True
+        unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", metric=quantities.ACCURACY, is_exact=True
     ),
 }
 

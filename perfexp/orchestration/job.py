@@ -55,9 +55,6 @@ from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
-#: Diagnostics that times and layers of a point share: the point shows them once.
-_SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
-
 
 class Run:
     """One assignment in progress: a context manager that is measured replicate by replicate."""
@@ -120,7 +117,8 @@ class Run:
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            self._console.header(assignment.plain, supervisor.recorded_environment(job), points=points, seconds=seconds)
+            facts = supervisor.recorded_environment(job)
+            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=job.timed)
 
     def measure(self, replicate: int | None = None) -> None:
         """Measure the points without a result, of all replicates or that of this number.
@@ -378,7 +376,7 @@ def _merged(points: list[Point]) -> list[Point]:
     profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
     for point in points:
         if (layers := layers_of.get(point.key)) is not None:
-            codes = {doubt.code for doubt in point.doubts if doubt.code in _SHARED}
+            codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
             names = {metric.name for metric in point.metrics}  # a point from a record has them already
             point.metrics = [*point.metrics, *(metric for metric in layers.metrics if metric.name not in names)]
             further = (doubt for doubt in layers.doubts if doubt.code not in codes and doubt not in point.doubts)

@@ -66,7 +66,7 @@ def _shown(record: Record) -> list[_Figure]:
     return [
         (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
         for row in rows(record)
-        if not any(doubt.code in priors.DISTURBED for doubt in (*row.doubts, *record.doubts))
+        if not any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts))
         for name, one in row.figures.items()
         if name not in ("p95", "throughput") and one.own
     ]

@@ -60,7 +60,7 @@ class Assignment:
 
 
 #: Key of the number of processes.
-_PROCESSES = "replicate"
+_PROCESSES = "processes"
 #: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 

@@ -14,15 +14,13 @@ from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel, Strips, Take
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.processes import joined
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row, rows, series_of_processes
+from perfexp.records.summary import Row, joined, rows, series_of_processes
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
 from perfexp.summaries.subject import label, shape, subject, varying
 from perfexp.summaries.wording import (
-    ENERGY,
-    PEAK_MEMORY,
     find_metric,
     interval_of,
     interval_text,
@@ -42,13 +40,6 @@ _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 _CURVE_SEGMENTS = 60
 #: Limit on lines that have the latency behind them, and share of the best rate at the knee, with its least batches.
 _MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
-#: Meaning of the times, below their names.
-_MEANINGS = {
-    "device": "GPU time",
-    "device/graph": "GPU time as a graph",
-    "throughput": "pipelined loop",
-    "latency": "one caller waits",
-}
 
 
 class Placed(NamedTuple):
@@ -103,8 +94,8 @@ def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iter
         kinds = [row.time_kind or "", *(name for name in row.times if name != row.time_kind)]
         taken = (
             Taken(
-                name=name,
-                meaning=_MEANINGS.get(name, ""),
+                name=time_title(name),
+                meaning=TIMES[name].caption,
                 series=series[row.key, name],
                 time=row.times[name],
                 text=median_text(row) if name == row.time_kind else interval_text(row.times[name].median),
@@ -183,7 +174,9 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
         own = [one for one in placed if one.row and one.row.time_kind == kind]
         lines = lines_of(own, lambda row: row.time.median if row.time else None, bands.get("time", ()), is_judged=True)
         curves = _curves(own) if fitted and axis == "input_size" else ()
-        yield Panel(title=f"{kind} per call", lines=_with_latency(own, lines, kind), unit="seconds", curves=curves)
+        yield Panel(
+            title=f"{time_title(kind)} per call", lines=_with_latency(own, lines, kind), unit="seconds", curves=curves
+        )
     lines = lines_of(placed, lambda row: row.samples_per_second)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     yield Panel(title="throughput", lines=lines, marks=marks)
@@ -288,7 +281,7 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
     """What the values are, whom their intervals hold for, and on which device."""
-    kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
+    kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 

@@ -11,7 +11,7 @@ from perfexp.roofline.placement import DRAM, Limit, Roofline, Row, ratio
 from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
-from perfexp.tables.csv_tables import Line
+from perfexp.tables.flat import Line
 
 #: Parts and ranges on the console.
 _MAX_PARTS, _MAX_RANGES = 10, 8

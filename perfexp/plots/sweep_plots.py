@@ -23,7 +23,7 @@ from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
-from perfexp.summaries.wording import bare_time
+from perfexp.summaries.wording import bare
 
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
@@ -172,7 +172,7 @@ def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
     if run.ratio:
         kind = "time per sample" if run.kind == "throughput" else run.kind
         ratio = f" · {'≈ ' * run.ratio.is_open}{digits(run.ratio.value, 3)} × {kind}"
-    text = f"{'≈ ' * (median.low is None)}{bare_time(median)}{ratio}"
+    text = f"{'≈ ' * (median.low is None)}{bare(median)}{ratio}"
     return Bar(label=name, value=median, text=text, behind=_latency(run))
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
+from statistics import geometric_mean, median
 
+import msgspec
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, priors, races, sampling
+from perfexp.records import diagnostics, disturbances, growth, idleness, priors, quantities, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
+    first_median,
     is_of_gpu,
+    loop_interval,
     samples_per_call,
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
+from perfexp.records.quantities import Pooled
 from perfexp.records.record import (
     Key,
     Metric,
@@ -36,8 +41,12 @@ from perfexp.statistics.prior import Prior
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
-#: State and rows of records that are in use.
-_known: dict[int, tuple[tuple[object, ...], list[Row]]] = {}
+#: What becomes of the values of several processes.
+_POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
+    Pooled.LARGEST: max,
+    Pooled.MEDIAN: median,
+    Pooled.GEOMETRIC_MEAN: geometric_mean,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,28 @@ class Row:
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
 
+    def metric(self, name: str) -> Metric | None:
+        """The metric with this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """The value of the metric with this name; None without one."""
+        metric = self.metric(name)
+        return metric.value if metric else None
+
+    def basis(self, metric: Metric) -> estimators.Interval | None:
+        """The time or rate that a metric is computed from; None for metrics of their own."""
+        pooled = quantities.of(metric).pooled
+        if pooled is Pooled.BY_TIME:
+            return self.time.median if self.time else None
+        return self.samples_per_second if pooled is Pooled.BY_RATE else None
+
+    def marked(self, metric: Metric) -> Metric:
+        """The metric, estimated if what it is computed from has no interval."""
+        basis = self.basis(metric)
+        is_estimate = metric.value is not None and basis is not None and basis.low is None
+        return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
+
     @property
     def time(self) -> blockwise.Summary | None:
         """Statistics of the representative time, in seconds per call."""
@@ -115,24 +146,14 @@ class Row:
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined.
 
-    Every table, plot and text of a record begins with them, so they are computed once as long as the record stays what
-    it is. Lists that are replaced or change their length are noticed, and a point's other status or error; an element
-    that is edited in place is not.
+    Every table, plot and text of a record begins with them, so the record keeps them as long as it has the same points
+    and priors. A point that is edited in place is not noticed.
     """
-    state = _state(record)
-    known = _known.get(id(record))
-    if known is None:
-        weakref.finalize(record, _known.pop, id(record), None).atexit = False
-    if known is None or known[0] != state:
-        _known[id(record)] = known = (state, _rows(record))
-    return list(known[1])
-
-
-def _state(record: Record) -> tuple[object, ...]:
-    """What shows that a record has other results, diagnostics or priors than before."""
-    parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
-    lists = [(id(part), len(part)) for part in (record.points, record.priors, *parts)]
-    return requested_percentiles(record), [(point.status, point.error) for point in record.points], lists
+    state = (*map(id, record.points), *record.priors, requested_percentiles(record))
+    kept = vars(record)
+    if kept.get("state") != state:
+        kept.update(state=state, rows=_rows(record))
+    return list(kept["rows"])
 
 
 def _rows(record: Record) -> list[Row]:
@@ -143,7 +164,7 @@ def _rows(record: Record) -> list[Row]:
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     known = [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
-    return [replace(each, metrics=estimates.marked(each)) for each in known]
+    return [replace(each, metrics=tuple(map(each.marked, each.metrics))) for each in known]
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
@@ -228,10 +249,10 @@ def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, block
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += sampling.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # the interval of their mean is what counts
-            doubts = [item for item in doubts if item.code != "too_few_samples"]
+            doubts = diagnostics.without(doubts, "too_few_samples")
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
-    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
+    if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return doubts
 
@@ -246,3 +267,94 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
+
+
+def by_point(record: Record) -> dict[Key, list[Point]]:
+    """The results of the processes by their point, the first process first."""
+    groups: dict[Key, list[Point]] = {}
+    for point in record.points:
+        if point.key.is_timed:
+            groups.setdefault(without_replicate(point.key), []).append(point)
+    # an interrupted run has figures of the processes that finished a point, whichever these are
+    return {key: [one for one in of if one.status is not Status.INTERRUPTED] or of for key, of in groups.items()}
+
+
+def interrupted(record: Record) -> Counter[Key]:
+    """How many processes of each timed point were interrupted before they had measured it."""
+    unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
+    return Counter(map(without_replicate, unfinished))
+
+
+def pooled_metrics(
+    points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
+) -> tuple[Metric, ...]:
+    """The metrics of the first process, but for those that the registry pools.
+
+    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    """
+    factors = _rate_factors(points[0], times, kind)
+    return tuple(_pooled(one, points, factors) for one in points[0].metrics)
+
+
+def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:
+    """A speedup with its interval over processes; None unless each of several processes has found it itself."""
+    finished = _finished(points)
+    speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
+    return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
+
+
+def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
+    pooled = quantities.of(metric).pooled
+    if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
+        return msgspec.structs.replace(metric, value=proven)  # earlier versions counted torch's own choice
+    if combine := _POOLED.get(pooled):
+        found = [one.metric(metric.name) for one in _finished(points)]
+        values = [own.value for own in found if own and own.value and own.value > 0]
+        return msgspec.structs.replace(metric, value=combine(values), reason=None) if values else metric
+    if metric.value is None:
+        return metric
+    if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):
+        return msgspec.structs.replace(metric, value=speedup.value, low=speedup.low, high=speedup.high)
+    factor = factors.get(pooled)
+    return metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
+
+
+def _finished(points: Sequence[Point]) -> list[Point]:
+    """The first process and those that ended well, as it did."""
+    first, *others = points
+    return [first, *(point for point in others if point.status is first.status is Status.OK)]
+
+
+def _speedup(point: Point, name: str) -> estimators.Interval | None:
+    """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
+    if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
+        timed = races.timed_passes(point)
+        is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
+        return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
+    if (metric := point.metric(name)) is None or metric.value is None:
+        return None
+    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
+
+
+def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[Pooled, float]:
+    factors: dict[Pooled, float] = {}
+    if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
+        factors[Pooled.BY_TIME] = own / times[kind].median.value
+    pipelined = times.get("throughput") or times.get("latency")
+    if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
+        factors[Pooled.BY_RATE] = loop.value / pipelined.mean.value
+    return factors
+
+
+def joined(processes: Sequence[Series]) -> Series:
+    """The samples of the first process, then those of the others without their warm-up; a block is a process."""
+    first, *others = processes
+    lengths = [len(first.samples), *(len(other.measured) for other in others)]
+    samples = [*first.samples, *(sample for other in others for sample in other.measured)]
+    return msgspec.structs.replace(first, samples=samples, blocks=[0, *accumulate(lengths[:-1])])
+
+
+def comparable(points: Sequence[Point], name: str) -> list[Point]:
+    """The processes that took this time with success, as the first one did."""
+    measured = [point for point in _finished(points) if (series := point.find_series(name)) and series.measured]
+    return measured if points[0] in measured else []

@@ -66,6 +66,14 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
     )
 
 
+def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
+    """Return a subject with size and batch of all keys and its device; algorithm and execution if not usual."""
+    algorithm = "" if about.algorithm == "default" else about.algorithm
+    execution = about.execution.removeprefix("eager").removeprefix(", ")
+    parts = (about.model, algorithm, about.mode, shape(keys), about.number_format, execution, about.device)
+    return " · ".join(filter(None, parts))
+
+
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
     usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})

@@ -14,6 +14,7 @@ from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
+from perfexp.records.quantities import PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
 from perfexp.records.record import LARGEST, Key, Metric, Point, Status, read_points, trial_key, tried_key
 from perfexp.worker.results import append, begin
 
@@ -56,7 +57,7 @@ def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
 def _outcome(point: Point) -> str:
     if point.status is not Status.OK:
         return point.status.value
-    used = point.metric("memory/peak_bytes")
+    used = point.metric(PEAK_MEMORY)
     return "fits" if used is None or used.value is None else f"fits, peak {units.format_bytes(used.value)}"
 
 
@@ -67,8 +68,8 @@ def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
     failed = next((one for one in trials if one["batch_size"] == fails), None)
     reason = None if failed else f"not reached in {len(trials)} trials"
     point.metrics += [
-        Metric(name="largest_batch/trials_count", value=len(trials), unit="1"),
-        Metric(name="largest_batch/too_large", value=fails if failed else None, unit="1", reason=reason),
+        Metric.of(TRIED_BATCHES, len(trials)),
+        Metric.of(TOO_LARGE, fails if failed else None, reason=reason),
     ]
     if point.status is Status.OK and fails - point.key.batch_size > 1:
         beyond = f"{fails} does not" if failed else "no larger one was tried"

@@ -213,7 +213,11 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
         for name, old, new in environment.differences(first, facts)
         if name != "device.uuid"
     ]
-    return [diagnostics.make("mixed_hosts", changes="; ".join(changes))] if changes else []
+    return (
+        [diagnostics.make("mixed_devices", what="nodes, at the pace of the slowest", changes="; ".join(changes))]
+        if changes
+        else []
+    )
 
 
 def _of_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,4 +232,7 @@ def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -
         if number
     ]
     names = sorted({device["name"] for device in devices})
-    return [*of_others, diagnostics.make("mixed_devices", devices=", ".join(names))] if len(names) > 1 else of_others
+    if len(names) < 2:
+        return of_others
+    what = "devices, at the pace of the slowest"
+    return [*of_others, diagnostics.make("mixed_devices", what=what, changes=", ".join(names))]

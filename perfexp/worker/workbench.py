@@ -267,8 +267,8 @@ class Workbench:
         """Return the energy measurement that the plan sets, with the meters of one device or of all ranks' devices."""
         from perfexp.probes.energy import EnergyProcedure, rules_for
 
-        epsilon = getattr(config.build(self.plan.stopping), "epsilon", None)
-        rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
+        target = getattr(config.build(self.plan.stopping), "target", None)
+        rules = rules_for(window_seconds=self.plan.probes.energy_seconds, target=target)
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
@@ -292,11 +292,23 @@ class Workbench:
     def _data_doubts(self) -> list[Diagnostic]:
         problems = list(getattr(self.data, "problems", ()))
         files = units.counted(len(problems), "file")
-        return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
+        what = f"{files} can't be used, and are left out; the first: {problems[0] if problems else ''}"
+        return (
+            [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
+            if problems
+            else []
+        )
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         is_shared = self.plan.host_sharing is plan_fields.HostSharing.together
-        return [*([diagnostics.make("shared_host")] if is_shared else []), *of_node(facts)]
+        return [
+            *(
+                [diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")]
+                if is_shared
+                else []
+            ),
+            *of_node(facts),
+        ]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
@@ -316,7 +328,11 @@ class Workbench:
         changed = [f"{name}: {old} → {new}" for name, old, new in differences]
         if changed and facts.get("job") and {name for name, _, _ in differences} == {"device.uuid"}:
             # a job that is queued again may get another GPU of the same node or kind
-            return [*earlier, diagnostics.make("moved", changes=f"{'; '.join(changed)} on {facts.get('host')}")]
+            where = f"{'; '.join(changed)} on {facts.get('host')}"
+            return [
+                *earlier,
+                diagnostics.make("mixed_devices", what="devices before and after its job restarted", changes=where),
+            ]
         if changed:
             raise UserError(
                 f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
@@ -344,7 +360,8 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     if not any(others.values()):
         return []
     node = facts["job"].get("node", "?")
-    return [diagnostics.make("shared_node", node=node, gpus=others["gpus"], cpus=others["cpus"])]
+    text = f"other jobs, with {others['gpus']} GPUs and {others['cpus']} CPUs of node {node} at the start"
+    return [diagnostics.make("shared_host", others=text)]
 
 
 def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:

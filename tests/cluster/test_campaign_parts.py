@@ -308,7 +308,7 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
-    fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
+    fake = ("model=fake", "gpu=fake", "stopping=coarse", "tracking=none", "-m", "hydra/launcher=local")
     sweep = (*fake, "hydra.launcher.gpus=2", "output_dir=s", "batch_size=1,64", "model.faults.fail=1000000")
     code, printed, records = run(*sweep, "hydra.launcher.exclusive=false")
     assert code == 1, printed
@@ -387,7 +387,7 @@ def test_an_interrupt_ends_processes_and_sums_up_what_they_have_measured(run, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_queue, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
-    fake = ("model=fake", "gpu=fake", "stopping=coarse", "ttfp=false", "tracking=none", "-m", "hydra/launcher=local")
+    fake = ("model=fake", "gpu=fake", "stopping=coarse", "tracking=none", "-m", "hydra/launcher=local")
     code, printed, _ = run(*fake, "hydra.launcher.gpus=1", "output_dir=s", "batch_size=1,2")
     assert code == 130
     assert "sweep over batch_size" in printed

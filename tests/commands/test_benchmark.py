@@ -201,7 +201,7 @@ def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(words, 
 
 
 def test_several_replicates_have_a_file_each(here, capsys):
-    assert commands.run(["benchmark", *SIX, *FAKE, "replicate=2", "quiet=true"]) == 0
+    assert commands.run(["benchmark", *SIX, *FAKE, "processes=2", "quiet=true"]) == 0
     names = [f"fake_replicate{number}_sp_bs2_fp32_1_speed" for number in range(2)]
     assert sorted(path.name for path in here.glob("*_speed")) == names
     assert capsys.readouterr().out.count("FINAL_RESULT: ") == 2

@@ -14,7 +14,7 @@ from perfexp.records.diagnostics import make
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Metric
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 def test_show_gives_the_report_of_a_run_again(make_record, leave_run, tmp_path, capsys):

@@ -299,7 +299,7 @@ def a_manifest_that_names_other_files(place):
 @case
 def replaced_results_that_lead_elsewhere(place):
     """Folders of replaced results and of checkpoints, in which links lead outside, for commands that restore them."""
-    fake = ["model=fake", "gpu=fake", "stopping=fixed", "ttfp=false", "tracking=none", "seed=3"]
+    fake = ["model=fake", "gpu=fake", "stopping=fixed", "tracking=none", "seed=3"]
     given, kept = [[f"resume={place.run}"], [*fake, f"output_dir={place.run}"]], place.root / "kept"
     place.run.rename(kept)
     for linked in ("h", "checkpoints", ".replaced-01234567", ".discarded-01234567", ".replaced-01234567/checkpoints"):
@@ -388,7 +388,7 @@ def aliases_of_aliases(place):
 def counts_beyond_all_measure(place):
     plan = yaml.safe_load((place.run / "plan.yaml").read_bytes())
     for changed in (
-        {"replicate": 10**30},
+        {"processes": 10**30},
         {"percentiles": [-50, 95]},
         {"input_size": list(range(1, 10**5)), "batch_size": list(range(1, 10**5))},
         {"sweep": {"_target_": "perfexp.sweep.Sizes", "num_sizes": 10**12, "min_size": 1, "max_size": 10**13}},
@@ -642,7 +642,7 @@ def links_in_the_folder_of_a_stage(place):
     stage = place.cwd / "outputs" / "1"
     stage.mkdir(parents=True)
     (stage / "fake_default_fake").symlink_to(place.outside / "mine")
-    command = ["model=fake", "gpu=fake", "stopping=fixed", "ttfp=false", "tracking=none", "stage=1", "seed=3"]
+    command = ["model=fake", "gpu=fake", "stopping=fixed", "tracking=none", "stage=1", "seed=3"]
     yield [command, ["--overwrite", *command]]
     shutil.rmtree(stage)
     stage.symlink_to(place.outside)
@@ -652,7 +652,7 @@ def links_in_the_folder_of_a_stage(place):
 @case
 def files_of_somebody_else_in_a_folder_to_overwrite(place):
     """A manifest that is none of perfexp's, and one whose identity nothing repeats."""
-    command = ["model=fake", "gpu=fake", "stopping=fixed", "ttfp=false", "tracking=none"]
+    command = ["model=fake", "gpu=fake", "stopping=fixed", "tracking=none"]
     for identity in ("", '"perfexp": "x", '):
         folder = place.root / "given" / f"data{len(identity)}"
         folder.mkdir()

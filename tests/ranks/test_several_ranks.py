@@ -42,7 +42,7 @@ QUICK = [
         "execution.threads=1",
         "gpu.count=2",
         "input_size=32",
-        "ttfp=false",
+        "cold_start=false",
         "tracking=none",
         "quiet=true",
         "percentiles=[50]",
@@ -234,7 +234,7 @@ def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
 def test_nodes_that_are_not_alike_are_doubted_by_name():
     first, second = ({"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2")))
     [doubt] = rank_process._unlike([first, None, second, None])
-    assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_hosts", True)
+    assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_devices", True)
     assert rank_process._unlike([first, first | {"host": "c"}]) == rank_process._unlike([None, None]) == []
 
 

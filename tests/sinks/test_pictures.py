@@ -50,7 +50,7 @@ def test_one_point_shows_its_samples(build: Builder) -> None:
 def test_one_point_shows_all_of_its_times_the_representative_one_first(build: Builder) -> None:
     plot = record_plots.plot(build.record(build.point(kinds=("latency", "throughput", "device"))))
     assert isinstance(plot, Strips)
-    assert [taken.name for taken in plot.points[0][1]] == ["device", "latency", "throughput"]
+    assert [taken.name for taken in plot.points[0][1]] == ["device", "latency", "pipelined"]
 
 
 def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
