@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
-from perfexp.summaries.grid import Grid
+from perfexp.reports.sections import of_sweep, sections
 from perfexp.tables import json_results
 
 #: Runs that are named; the rest is counted.
@@ -53,7 +52,7 @@ def show(
     record = Record.load(folder)
     place = (folder if folder.is_dir() else folder.parent).absolute()
     if html is not None:
-        _write(html, lambda pages: pages.of_run(record, _sections(lambda console: console.results(record))))
+        _write(html, lambda pages: pages.of_run(record, sections(record)))
     if as_json:
         echo(json_results.document([json_results.of_run(record, place)]))
     else:
@@ -65,8 +64,7 @@ def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: b
     sweep = Sweep.load(folder)
     records = sweep.records(folder)
     if html is not None:
-        sections = _sections(lambda console: console.show_sweep(sweep, None, records))
-        _write(html, lambda pages: pages.of_sweep(sweep, records, sections))
+        _write(html, lambda pages: pages.of_sweep(sweep, records, of_sweep(sweep, records)))
     if as_json:
         of_job = {record.sweep.job: record for record in records if record.sweep}
         places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
@@ -75,35 +73,6 @@ def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: b
     else:
         console.show_sweep(sweep, folder.absolute(), records)
     _name_written(html, as_json=as_json)
-
-
-class _Recorder(Console):
-    """Keep titles, tables and lines instead of printing them."""
-
-    def __init__(self) -> None:
-        super().__init__(out=io.StringIO(), verbose=True)
-        self.sections: list[tuple[str, Grid | list[str]]] = []
-
-    def _line(self, text: str, *, style: str = "", **_: Any) -> None:
-        if style.startswith("bold"):
-            self.sections.append((text, []))
-        elif isinstance(lines := self.sections[-1][1], list):
-            lines.append(text)
-        else:
-            self.sections.append(("", [text]))
-
-    def _grid(self, grid: Grid, width: int | None = None) -> None:
-        title, lines = self.sections[-1]
-        if not lines:
-            self.sections.pop()
-        self.sections.append(("" if lines else title, grid))
-
-
-def _sections(show: Callable[[Console], object]) -> list[tuple[str, Grid | list[str]]]:
-    """Return what a function prints on a console as the titled tables and lines of a page."""
-    recorder = _Recorder()
-    show(recorder)
-    return recorder.sections
 
 
 def _write(file: Path, content: Callable[[Any], bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfexp.comparison import comparison_table
 from perfexp.comparison.document import Comparison
-from perfexp.plots import drawing, forest, layer_plot, record_plots, roofline_plot, sweep_plots
+from perfexp.plots import drawing, forest, layer_plot, record_plots, sweep_plots
 from perfexp.plots.canvas import save
 from perfexp.plots.roofline_table import grid
 from perfexp.records.record import Record
@@ -52,17 +52,17 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 """
 
 
-def of_run(record: Record, sections: Iterable[Section]) -> bytes:
-    """Return the page of a run: its results, and its plots below the first of them."""
+def of_run(record: Record, sections: Sequence[Section]) -> bytes:
+    """Return the page of a run: its results, and its plots below the headline's."""
     plot = record_plots.plot(record)
     figures = [drawing.compose(plot) if plot else None, layer_plot.compose(record)]
-    return _results(record.name, sections, list(filter(None, figures)))
+    return _results(record.name, sections, filter(None, figures), after=1)
 
 
-def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Iterable[Section]) -> bytes:
-    """Return the page of a sweep: its results, and its plot below the first of them."""
+def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section]) -> bytes:
+    """Return the page of a sweep: its results, and its plot below the table of its runs."""
     plot = sweep_plots.plot(sweep, records)
-    return _results(sweep.name, sections, [drawing.compose(plot)] if plot else [])
+    return _results(sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
 
 
 def of_comparison(comparison: Comparison) -> bytes:
@@ -80,23 +80,19 @@ def of_comparison(comparison: Comparison) -> bytes:
     return _page(f"Comparison of {sources}", parts)
 
 
-def of_roofline(roofline: Roofline) -> bytes:
-    """Return the plot of a roofline, whose markers lead to their rows in the table below it."""
+def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
+    """Return the plot of a roofline as a page, whose markers lead to their rows in the table below it."""
     rows = (roofline.total, *roofline.ranges, *roofline.parts)
     below = table(grid(roofline, rows, roofline.notes), [row.number for row in rows])
-    parts = [*_lines([meaning(roofline, roofline.total)]), _svg(roofline_plot.compose(roofline)), below]
+    parts = [*_lines([meaning(roofline, roofline.total)]), _inline(svg), below]
     return _page(roofline.title, parts)
 
 
-def _results(name: str, sections: Iterable[Section], figures: Sequence[Any]) -> bytes:
-    """The sections, the first of which has the headline, with figures below the first table."""
-    title, parts, shown = "", list[str](), "".join(map(_svg, figures))
-    for heading, content in sections:
-        parts += _section(heading if title else "", content)
-        title = title or heading
-        if isinstance(content, Grid):
-            parts, shown = [*parts, shown], ""
-    return _page(title or name, [*parts, shown])
+def _results(name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int) -> bytes:
+    """The sections, the first of which has the headline, with figures after some of them."""
+    title = sections[0][0] if sections else name
+    parts = ["".join(_section(heading * bool(number), lines)) for number, (heading, lines) in enumerate(sections)]
+    return _page(title, [*parts[:after], *map(_svg, figures), *parts[after:]])
 
 
 def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
@@ -138,6 +134,9 @@ def _lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _svg(figure: Any) -> str:
+    return _inline(save(figure, "svg"))
+
+
+def _inline(svg: bytes) -> str:
     """A figure without the head of its file."""
-    content = save(figure, "svg").decode()
-    return content[content.index("<svg") :]
+    return svg[svg.index(b"<svg") :].decode()

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from perfexp.roofline import Peaks
 
 
-def draw(roofline: Roofline, form: str = "png") -> bytes:
-    """The plot as PNG of 1200 × 800 pixels, or as SVG."""
-    from perfexp.plots import canvas, roofline_plot  # late: matplotlib takes long to import
-
-    return canvas.save(roofline_plot.compose(roofline), form)
-
-
-def to_html(roofline: Roofline) -> bytes:
-    """A page with the plot and a table of all rows, which needs no network."""
-    from perfexp.plots import pages  # late: matplotlib takes long to import
-
-    return pages.of_roofline(roofline)
-
-
 def to_csv(roofline: Roofline) -> bytes:
     """Total, ranges, parts and launches as CSV, a line each."""
     return csv_tables.to_csv(roofline_table.lines(roofline))
@@ -55,7 +41,12 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
     """Write the files of a roofline to paths by kind, and return those; raises `OSError`."""
-    contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
+    from perfexp.plots import canvas, pages, roofline_plot  # late: matplotlib takes long to import
+
+    figure = roofline_plot.compose(roofline)
+    svg = canvas.save(figure, "svg")
+    page = pages.of_roofline(roofline, svg)
+    contents = {"png": canvas.save(figure), "svg": svg, "html": page, "csv": to_csv(roofline)}
     for kind, path in targets.items():
         try:
             write_atomically(path, contents[kind])

@@ -65,7 +65,7 @@ def test_show_writes_a_page_with_the_console_s_lines_and_plots_that_needs_no_net
     assert commands.run(["show", str(folder), "--html", str(file), "--quiet"]) == 0
     assert capsys.readouterr().out.endswith(f"wrote {file}\n")
     page = file.read_text()
-    assert "<h1>&lt;script&gt;alert(1)&lt;/script&gt; · default" in page
+    assert "<h1>&lt;script&gt;alert(1)&lt;/script&gt; · " in page
     assert name not in page
     assert page.count("<svg") == 1
     assert page.count("<td>256</td>") == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from perfexp.plots import canvas, pages
 from perfexp.plots import roofline_files as sink
 from perfexp.plots.roofline_plot import compose
 from perfexp.plots.roofline_table import console_grid
@@ -31,6 +32,14 @@ H100 = Peaks(
 def roofline(kernels: list[Kernel], title: str = "test") -> Roofline:
     listing = parse(long_form(kernels), "ncu.csv", wanted)
     return of_listing(listing, H100.or_else(recorded(listing)[0]), title)
+
+
+def draw(found: Roofline, form: str = "png") -> bytes:
+    return canvas.save(compose(found), form)
+
+
+def page_of(found: Roofline) -> str:
+    return pages.of_roofline(found, draw(found, "svg")).decode()
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -77,17 +86,17 @@ def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(count: 
 @pytest.mark.parametrize("count", [1, 60, 600])
 def test_the_plot_has_its_size_and_is_always_the_same(count: int) -> None:
     found = roofline(many(count))
-    png = sink.draw(found)
+    png = draw(found)
     assert size_of(png) == (1200, 800)
     assert b"tEXt" not in png
-    assert png == sink.draw(found)
-    svg = sink.draw(found, "svg")
+    assert png == draw(found)
+    svg = draw(found, "svg")
     assert svg.startswith(b"<?xml")
-    assert svg == sink.draw(found, "svg")
+    assert svg == draw(found, "svg")
 
 
 def test_all_texts_of_the_svg_are_inside() -> None:
-    drawn = sink.draw(roofline(many(12)), "svg").decode()
+    drawn = draw(roofline(many(12)), "svg").decode()
     svg = re.sub(r"(?s)<defs>.*?</defs>|<!--.*?-->|<title>.*?</title>", "", drawn)
     places = re.findall(r"[ML] (\S+) (\S+)", svg)
     assert len(places) > 200
@@ -124,8 +133,8 @@ def test_the_ceilings_are_named_with_their_heights_and_equal_ones_are_one() -> N
 )
 def test_odd_kernels_are_drawn(kernel: Kernel) -> None:
     found = roofline([kernel, counted("other")], title="$x$ <title> & more")
-    assert size_of(sink.draw(found)) == (1200, 800)
-    assert size_of(sink.draw(roofline([kernel]))) == (1200, 800)
+    assert size_of(draw(found)) == (1200, 800)
+    assert size_of(draw(roofline([kernel]))) == (1200, 800)
 
 
 def test_work_that_has_no_place_is_told() -> None:
@@ -203,8 +212,8 @@ def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:
 
 def test_the_page_is_whole_in_itself_and_shows_names_as_they_are() -> None:
     found = roofline([*many(5), counted("evil<script>alert(1)</script>")], title="</title><script>alert(2)</script>")
-    page = sink.to_html(found).decode()
-    assert page == sink.to_html(found).decode()
+    page = page_of(found)
+    assert page == page_of(found)
     assert "<script>alert" not in page
     assert not re.search(r"""(?:src|href)=["']?https?:""", page)
     cells = [re.findall(r"<td.*?>(.*?)</td>", line)[:2] for line in re.split("<tr.*?>", page)[2:]]
@@ -214,7 +223,7 @@ def test_the_page_is_whole_in_itself_and_shows_names_as_they_are() -> None:
 
 def test_a_marker_of_the_page_has_its_figures_and_leads_to_its_row() -> None:
     found = roofline(many(5))
-    page = sink.to_html(found).decode()
+    page = page_of(found)
     targets = re.findall(r'xlink:href="#(R?\d+)"', page)
     placed = [row.number for row in (*found.ranges, *found.parts) if row.has_place]
     assert set(targets) <= set(placed) | {row.number for row in found.ranges}
