@@ -104,7 +104,7 @@ def _layers(lines: Sequence[LayerDifference]) -> Any:
         orientation="h",
         marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in milliseconds],
         text=[f"{line.share:.0%}" for line in shown],
-        hovertext=[comparison_table.kernels_of(line) for line in shown],
+        hovertext=[f"{', '.join(line.baseline_kernels)} → {', '.join(line.other_kernels)}" for line in shown],
         hoverinfo="x+text",
     )
     title = f"layers that differ most, {shown[0].point}: {len(shown)} of {len(lines)}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median, variance
 
 import msgspec
 
@@ -15,9 +16,17 @@ from perfexp.records.record import Key, Metric, Point, Record, Series, Status, w
 from perfexp.statistics import blockwise
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import Prior
 
 _PROVEN, _WORKSPACE, _LAUNCHES = "algorithm/proven_share", "algorithm/workspace_peak_bytes", "loop/host_seconds"
 _CYCLES = "device/cycles_per_call"
+#: Single figures by which the processes of a point are compared, with their metrics.
+SINGLES = {
+    "cycles": _CYCLES,
+    "memory": "memory/peak_bytes",
+    "energy": "energy/per_image_joules",
+    "accuracy": "accuracy",
+}
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
@@ -34,6 +43,35 @@ def interrupted(record: Record) -> Counter[Key]:
     """How many processes of each timed point were interrupted before they had measured it."""
     unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
     return Counter(map(without_replicate, unfinished))
+
+
+def single_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The figures of `SINGLES` of the processes of a point; accuracies are exact, and so is one process's own value."""
+    found = {}
+    for name, of in SINGLES.items():
+        known = [metric for point in points if point.status is Status.OK and (metric := point.metric(of))]
+        if figures := [Interval(value=one.value, low=one.low, high=one.high) for one in known if one.value is not None]:
+            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
+            within = one.within if name == "energy" else 0.0
+            found[name] = replace(one, within=within, is_estimate=any(metric.estimated for metric in known))
+    return found
+
+
+def epoch_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The times of whole epochs of the first process that has any.
+
+    `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints. A single
+    pass counts as exact, since it has many calls.
+    """
+    epochs = next((point.epochs for point in points if point.status is Status.OK and point.epochs), [])
+    passes = [epoch.seconds for epoch in epochs]
+    whole = [epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs]
+    found = {}
+    for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
+        if seconds:
+            relative = variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
+            found[name] = Repeats(values=(of(seconds),), within=relative, prior=prior(name))
+    return found
 
 
 def pooled_metrics(

@@ -19,7 +19,15 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
+from perfexp.records.processes import (
+    by_point,
+    comparable,
+    epoch_figures,
+    interrupted,
+    joined,
+    pooled_metrics,
+    single_figures,
+)
 from perfexp.records.record import (
     Key,
     Metric,
@@ -56,7 +64,7 @@ class Row:
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
         figures: figures of each process with their prior, by measure: each time's median in seconds, `p95` of latency,
-            and `samples_per_second`.
+            `samples_per_second`, those of `processes.SINGLES`, and `epoch` and `runtime` of whole epochs.
         bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
@@ -202,7 +210,7 @@ def row(
         series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
-        figures=figures,
+        figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
         bound_by=bound_by,
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
