@@ -8,7 +8,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands
-from perfexp.comparison import device_summary
+from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import installation
@@ -227,11 +227,11 @@ def test_a_ratio_of_devices_is_decided_if_all_of_its_pairs_are():
     side = SimpleNamespace(name="B", differences=[SimpleNamespace(key="device")])
     pairs = [pair("device", 0.5, Verdict.BETTER), pair("device", 0.5, Verdict.SAME)]
     pairs += [pair("throughput", 2.0, Verdict.BETTER), pair("memory", 0.8, Verdict.UNDECIDED)]
-    [found] = device_summary.summaries([side], pairs)
+    [found] = judging.device_summaries([side], pairs)
     assert found.undecided == ("memory_efficiency",)
     words = (
         "train: speedup 2.000, throughput ratio 2.000, memory efficiency (samples/s per byte of peak memory) ≈ 2.500"
     )
-    assert device_summary.in_words(found) == words
-    [found] = device_summary.summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])
+    assert comparison_table.in_words(found) == words
+    [found] = judging.device_summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])
     assert found.undecided == ("speedup", "memory_efficiency")

@@ -25,9 +25,9 @@ def test_shares_of_zero_and_bounds_read_as_words():
 
 def test_ratios_keep_their_digits():
     pair = SimpleNamespace(measure="latency", baseline=1.0, other=1.5, low=1.4985, high=1.5015)
-    assert sweep_verdicts._ratio_of_times(pair) == "1.500 ± 0.1 %"
+    assert sweep_verdicts.ratio_of_times(pair) == "1.500 ± 0.1 %"
     pair.low = pair.high = None
-    assert sweep_verdicts._ratio_of_times(pair) == "1.50"
+    assert sweep_verdicts.ratio_of_times(pair) == "1.50"
 
 
 def test_progress_counts_what_is_finished(tmp_path, monkeypatch, capsys):

@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 
-from perfexp.comparison.measures import MEASURES
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
 from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
-from perfexp.records.summary import comparable
+from perfexp.records.summary import SINGLES, comparable
 from perfexp.summaries.subject import one_line, subject
 
 #: Values of one fact that are shown.
@@ -249,7 +248,7 @@ def _within_meters(*sides: Sequence[Point]) -> bool:
     """Whether energies differ by no more than the errors of two meters, as far as these are known."""
     energies, accuracies = (
         [next((one.value for point in points if (one := point.metric(name)) and one.value), None) for points in sides]
-        for name in (MEASURES["energy"].metric or "", METER_ACCURACY)
+        for name in (SINGLES["energy"], METER_ACCURACY)
     )
     if None in energies:
         return False

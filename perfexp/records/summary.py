@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median, variance
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.quantities import Pooled
+from perfexp.records.quantities import ACCURACY, CYCLES, IMAGE_ENERGY, PEAK_MEMORY, Pooled
 from perfexp.records.record import (
     Key,
     Metric,
@@ -34,13 +34,16 @@ from perfexp.records.record import (
     Status,
     without_replicate,
 )
-from perfexp.statistics import blockwise, estimators, variance
+from perfexp.statistics import blockwise, estimators
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.moderated import Repeats, around
 from perfexp.statistics.prior import Prior
+from perfexp.statistics.variance import combined
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
+#: Single figures by which the processes of a point are compared, with their metrics.
+SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
 #: What becomes of the values of several processes.
 _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.LARGEST: max,
@@ -65,7 +68,7 @@ class Row:
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
         figures: figures of each process with their prior, by measure: each time's median in seconds, `p95` of latency,
-            and `samples_per_second`.
+            `samples_per_second`, those of `SINGLES`, and `epoch` and `runtime` of whole epochs.
         bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
@@ -203,7 +206,7 @@ def row(
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
-            together = variance.combined(
+            together = combined(
                 [summary_of(one, percentiles) for one in series],
                 [np.asarray(one.measured) for one in series],
                 time=prior(name),
@@ -224,7 +227,7 @@ def row(
         series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
-        figures=figures,
+        figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
         bound_by=bound_by,
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
@@ -284,6 +287,37 @@ def interrupted(record: Record) -> Counter[Key]:
     """How many processes of each timed point were interrupted before they had measured it."""
     unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
     return Counter(map(without_replicate, unfinished))
+
+
+def single_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The figures of `SINGLES` of the processes of a point; accuracies are exact, and so is one process's own value."""
+    found = {}
+    for name, of in SINGLES.items():
+        known = [metric for point in points if point.status is Status.OK and (metric := point.metric(of))]
+        if figures := [
+            estimators.Interval(value=one.value, low=one.low, high=one.high) for one in known if one.value is not None
+        ]:
+            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
+            within = one.within if name == "energy" else 0.0
+            found[name] = replace(one, within=within, is_estimate=any(metric.estimated for metric in known))
+    return found
+
+
+def epoch_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The times of whole epochs of the first process that has any.
+
+    `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints. A single
+    pass counts as exact, since it has many calls.
+    """
+    epochs = next((point.epochs for point in points if point.status is Status.OK and point.epochs), [])
+    passes = [epoch.seconds for epoch in epochs]
+    whole = [epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs]
+    found = {}
+    for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
+        if seconds:
+            relative = variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
+            found[name] = Repeats(values=(of(seconds),), within=relative, prior=prior(name))
+    return found
 
 
 def pooled_metrics(

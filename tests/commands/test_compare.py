@@ -14,7 +14,7 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, comparison_table, judging, undecided
+from perfexp.comparison import comparability, comparison_table, judging
 from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
 from perfexp.plots import forest
@@ -363,7 +363,7 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
         for name, verdict in verdicts.items()
     ]
     side = SideFacts(name="B", source="b", runs=("b",), level=0.007, decided_by=decided_by)
-    [note] = undecided.remedies(side, pairs)
+    [note] = comparison_table.remedies(side, pairs)
     assert words in note
     assert "until another measure" not in note
 
