@@ -233,7 +233,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     if counts := [max(pair.processes) + pair.further_processes for pair in undecided if pair.further_processes]:
         notes.append(
             "+N: N more processes of each side would probably decide; measure both again with "
-            f"replicate={max(counts)}, enough for the largest N"
+            f"processes={max(counts)}, enough for the largest N"
         )
     if any(pair.low is not None and not pair.further_processes for pair in undecided):
         notes.append(
@@ -241,7 +241,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
             "measure; a wider --margin may"
         )
     if any(pair.low is None for pair in undecided):
-        notes.append("no interval: a side has one process with too few samples; measure it again with replicate=3")
+        notes.append("no interval: a side has one process with too few samples; measure it again with processes=3")
     return notes
 
 
