@@ -37,7 +37,7 @@ _SYMBOLS = 50
 def of_comparison(comparison: Comparison) -> bytes:
     """Ratios, layers and curves over the size; the same comparison gives the same bytes."""
     parts: list[Any] = [
-        "<h1>Comparison</h1>",
+        f"<h1>{page.text(comparison_table.conclusion(comparison))}</h1>",
         f"<p>{'<br>'.join(map(page.text, comparison_table.header(comparison)))}</p>",
     ]
     for side in comparison.sides[1:]:
