@@ -35,7 +35,7 @@ ALGORITHMS = (
 )
 PHASES = {"inference": "inference", "train": "training"}
 #: Options that say nothing about what was measured.
-UNTOLD = ("output_dir=", "quiet=", "tracking=", "ttfp=", "gpu=")
+UNTOLD = ("output_dir=", "quiet=", "tracking=", "cold_start=", "gpu=")
 
 
 class Cell(NamedTuple):

@@ -81,7 +81,7 @@ def measured(name: str, phase: str, batch: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
         command = [sys.executable, "-m", "perfexp", f"model={name}", f"mode={phase}", f"batch_size={batch}"]
-        command += ["stopping=brisk", "stopping.processes=2", "replicate=1", "ttfp=false", "tracking=none"]
+        command += ["stopping=brisk", "stopping.processes=2", "processes=1", "tracking=none"]
         command += ["probes.work=false", "execution.cuda_graph=false", f"output_dir={place}"]
         subprocess.run(command, check=True, capture_output=True)
         record = Record.load(place)
@@ -100,7 +100,7 @@ def host_bound(rounds: int, names: list[str]) -> None:
             modes = ("inference_mode", "no_grad") if phase == "inference" else ("no_grad",)
             with tempfile.TemporaryDirectory() as folder:
                 command = [sys.executable, "-m", "perfexp", f"model={name}", f"mode={phase}", "batch_size=1"]
-                command += ["stopping=brisk", "ttfp=false", "tracking=none", f"output_dir={folder}/run"]
+                command += ["stopping=brisk", "tracking=none", f"output_dir={folder}/run"]
                 for number in range(rounds):
                     for mode in modes:
                         script = [sys.executable, __file__, "plain", name, phase, "1", mode]

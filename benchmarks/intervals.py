@@ -25,13 +25,11 @@ from tests.simulation import SERIES, autoregressive, iid, nvbench_stdrel_calls, 
 RUNS = 1000
 
 
-def row(name: str, epsilon: float) -> tuple[float, float]:
+def row(name: str, target: float) -> tuple[float, float]:
     """Median number of calls, and the share of intervals that hold the truth."""
     rng, truth, calls, covered = np.random.default_rng(21), true_median(name), [], 0
     for _ in range(RUNS):
-        samples, monitor = take(
-            Precision(epsilon=epsilon, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000)
-        )
+        samples, monitor = take(Precision(target=target, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000))
         interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
         calls.append(samples.size - monitor.warmup(samples))
         covered += interval.low is not None and interval.low <= truth <= interval.high
@@ -42,7 +40,7 @@ def cut_short(source: Callable[[np.random.Generator, int], NDArray[np.float64]],
     """Shares of series that have an interval, of intervals that hold the truth, and of such three times as wide."""
     rng, has, held, widely = np.random.default_rng(21), 0, 0, 0
     for _ in range(RUNS):
-        rule = Precision(epsilon=1e-9, max_seconds=calls, warmup_seconds=0)
+        rule = Precision(target=1e-9, max_seconds=calls, warmup_seconds=0)
         samples, monitor = take(rule, source(rng, int(4 * calls) + 10))
         interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
         if interval.low is not None and interval.high is not None:

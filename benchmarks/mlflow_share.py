@@ -43,7 +43,7 @@ from perfexp.statistics.distributions import student95
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.live import Follower
 
-RUN = ("model=resnet18", "input_size=96", "stopping.epsilon=0.000001", "stopping.max_seconds=52", "output_dir=run")
+RUN = ("model=resnet18", "input_size=96", "stopping.target=0.000001", "stopping.max_seconds=52", "output_dir=run")
 #: A training with short epochs of a small network; its epochs are more than it makes in the time.
 TRAINING = (
     *("experiment=cifar10", "model=shufflenet_v2_x0_5", "data.root=shapes", "batch_size=32", "epochs=100000"),

@@ -44,7 +44,7 @@ KINDS = ("device", "latency", "throughput")
 
 def first_call(overrides: list[str], rounds: int) -> None:
     """Print seconds from the start of a worker to the end of its first calls, and the laps of the last round."""
-    plain = composition.compose([*overrides, "ttfp=true", "tracking=none"])
+    plain = composition.compose([*overrides, "cold_start=true", "tracking=none"])
     imports = config.imports(plain)
     fork_server.prepare(imports)
     taken: dict[str, list[float]] = defaultdict(list)
@@ -94,7 +94,7 @@ def nested(commands: list[str], servers: int, forks: int, out: Path) -> None:
                 if name == "fresh" and number >= max(1, servers // 2):
                     continue
                 folder = out / f"{index}-{number}-{name}"
-                own = [f"process_start={name}", f"replicate={forks}", "tracking=none", "ttfp=false"]
+                own = [f"process_start={name}", f"processes={forks}", "tracking=none"]
                 arguments = [*shlex.split(command), *own, f"output_dir={folder}"]
                 subprocess.run([sys.executable, "-m", "perfexp", *arguments], check=True, stdout=subprocess.DEVNULL)
                 for place, values in medians(Record.load(folder)).items():

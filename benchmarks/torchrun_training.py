@@ -205,9 +205,9 @@ def be_launcher(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 def write_plan(arguments: argparse.Namespace, folder: Path) -> str:
     """Write the plan of perfexp's training into a folder; return its hash."""
     overrides = [f"model={arguments.model}", "mode=train", f"precision={arguments.precision}", "sweep=point"]
-    overrides += [f"batch_size={arguments.batch_size}", f"input_size={arguments.size}", "ttfp=false", "tracking=none"]
+    overrides += [f"batch_size={arguments.batch_size}", f"input_size={arguments.size}", "tracking=none"]
     overrides += [f"gpu={'cpu' if arguments.device == 'cpu' else 'auto'}", f"gpu.count={arguments.gpus}"]
-    overrides += [f"execution.channels_last={str(arguments.channels_last).lower()}", "replicate=1"]
+    overrides += [f"execution.channels_last={str(arguments.channels_last).lower()}", "processes=1"]
     content = plan_file.to_yaml(compose(overrides))
     (folder / "plan.yaml").write_bytes(content)
     return hashlib.sha256(content).hexdigest()

@@ -118,7 +118,7 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
 
     name = _free_name(getattr(model, "__name__", type(model).__name__))
     given = {text.partition("=")[0] for text in texts}
-    once = [text for text in ("replicate=1", "ttfp=false") if text.partition("=")[0] not in given]
+    once = [text for text in ("processes=1", "cold_start=false") if text.partition("=")[0] not in given]
     assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
     module = getattr(model, "__module__", type(model).__module__)
     assignment.plain["sources"] = sources.hashes([str(module)])

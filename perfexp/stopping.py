@@ -79,14 +79,14 @@ class StoppingRule(Protocol):
 
     Attributes:
         settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
-        epsilon: relative half-width to reach, within a process and of the mean over processes; None for none.
-        processes: least number of processes that measure the times, unless the plan sets `replicate`.
+        target: relative half-width to reach, within a process and of the mean over processes; None for none.
+        processes: least number of processes that measure the times, unless the plan sets `processes`.
         most_processes: number of processes after which no further one is added for the target.
         budget_seconds: time of a measurement, the starts of its processes included, within which they are added.
     """
 
     settling_seconds: float
-    epsilon: float | None
+    target: float | None
     processes: int
     most_processes: int
     budget_seconds: float
@@ -122,12 +122,12 @@ class Precision:
 
     The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5 finds in the
     whole series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
-    ≤ epsilon · median and n / τ ≥ `min_effective`, of which each process has a share; where a rate is computed from the
+    ≤ target · median and n / τ ≥ `min_effective`, of which each process has a share; where a rate is computed from the
     mean, the mean's half-width has to be as narrow; and the samples must not drift. A series without an interval at
     `max_seconds` takes overtime until it has one: up to the same time again, but 2 s at least.
 
     Args:
-        epsilon: relative half-width to reach.
+        target: relative half-width to reach.
         min_seconds: least time after the warm-up, in seconds.
         max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
             caches).
@@ -138,10 +138,10 @@ class Precision:
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
         min_effective: least number of effective samples of all processes together; of each, 10 at least.
-        processes: least number of processes that measure the times, unless the plan sets `replicate`.
+        processes: least number of processes that measure the times, unless the plan sets `processes`.
         most_processes: number after which no further process is added; null for none beyond the least.
         budget_seconds: time of a measurement, the starts of its processes included, within which they are added
-            until the half-width of the mean over processes is `epsilon`.
+            until the half-width of the mean over processes is `target`.
         steady: state of the device to wait for before the series of each point.
         steady_seconds: longest wait for it.
     """
@@ -149,7 +149,7 @@ class Precision:
     def __init__(
         self,
         *,
-        epsilon: float = 0.01,
+        target: float = 0.01,
         min_seconds: float = 0.0,
         max_seconds: float = 5.0,
         max_calls: int = 1_000_000,
@@ -164,7 +164,7 @@ class Precision:
         steady: Steady | None = None,
         steady_seconds: float = 120.0,
     ) -> None:
-        for name, value in (("epsilon", epsilon), ("max_seconds", max_seconds)):
+        for name, value in (("target", target), ("max_seconds", max_seconds)):
             if not 0 < value <= _MOST_SECONDS:
                 raise UserError(f"stopping.{name}={value}: a positive and finite number, at most {_MOST_SECONDS:,}.")
         for name, value, least, most in (
@@ -181,7 +181,7 @@ class Precision:
         ):
             if not least <= value <= most:
                 raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
-        self.epsilon = epsilon
+        self.target = target
         self.min_seconds = min_seconds
         self.max_seconds = max_seconds
         self.max_calls = max_calls
@@ -225,7 +225,7 @@ class Fixed:
     """Take a fixed number of warm-up calls and of measured calls."""
 
     settling_seconds = 0.0
-    epsilon, budget_seconds = None, 0.0
+    target, budget_seconds = None, 0.0
 
     def __init__(self, *, warmup: int = 10, measure: int = 20, processes: int = 1) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
@@ -321,7 +321,7 @@ class _PrecisionMonitor:
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         achieved = blockwise.half_width(samples, self.starts, self.warmup(samples))
-        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
+        return Stop(reason=self._reason, target=self._rule.target, achieved=achieved)
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -339,7 +339,7 @@ class _PrecisionMonitor:
             return False
         centers = [blockwise.block_median, *([blockwise.block_mean] if self._of_rate else [])]
         widths = [center(blocks, tau).relative_half_width for center in centers]
-        is_narrow = all(width is not None and width <= self._rule.epsilon for width in widths)
+        is_narrow = all(width is not None and width <= self._rule.target for width in widths)
         return is_narrow and estimators.drift(used, _DRIFT_FLOOR) is None
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from perfexp.errors import UserError
+from perfexp.records.quantities import FITTING_BATCH
 from perfexp.records.record import LARGEST, Key, Status
 from perfexp.records.record import Point as Measured
 
@@ -174,7 +175,7 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
     """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not."""
     found: dict[Key, int] = {}
     for point in results:
-        fits = point.metric("batch_that_fits")
+        fits = point.metric(FITTING_BATCH)
         if point.status is Status.OOM and fits is not None and fits.value:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
             found.setdefault(key, point.key.batch_size)
@@ -259,8 +260,8 @@ def _refuse_many(*counts: int) -> None:
     """Limit the number of points, which is the product of these counts, before the points are listed."""
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
-            f"The plan has more than {MOST_POINTS:,} points (replicate × sizes × batch sizes × phases). "
-            "Lower replicate, or list fewer sizes or batch sizes."
+            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "
+            "Lower processes, or list fewer sizes or batch sizes."
         )
 
 
@@ -269,5 +270,5 @@ def _unique(items: list[_T], name: str) -> list[_T]:
         raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]
     if doubled:
-        raise UserError(f"{name} has {doubled[0] or _MAX} twice; replicate=2 measures everything twice.")
+        raise UserError(f"{name} has {doubled[0] or _MAX} twice; processes=2 measures everything twice.")
     return items

@@ -50,8 +50,8 @@ SILENCE_SECONDS, TORCH_SILENCE_SECONDS = 3, 20
 FINAL = {Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED}
 
 COMMON = ("tracking=none", "stopping=fixed", "output_dir=run")
-FAKE = ("model=fake", "gpu=fake", "ttfp=true", "stopping.measure=300")
-TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "ttfp=true", "execution.threads=1")
+FAKE = ("model=fake", "gpu=fake", "cold_start=true", "stopping.measure=300")
+TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "cold_start=true", "execution.threads=1")
 FEW_CALLS = ("stopping.warmup=1", "stopping.measure=3")
 
 
@@ -76,19 +76,21 @@ class Course:
     @property
     def workers(self) -> int:
         """How many processes measure it if nothing goes wrong."""
-        replicates = 2 if "replicate=2" in self.arguments else 1
-        return max(self.jobs, 1) * replicates * (1 if "ttfp=false" in self.arguments else 2)
+        replicates = 2 if "processes=2" in self.arguments else 1
+        return max(self.jobs, 1) * replicates * (1 if "cold_start=false" in self.arguments else 2)
 
 
 def courses(count: int) -> dict[str, Course]:
     """On the scripted device, about `count` points each."""
     half, quarter = count // 2, count // 4
     return {
-        "sizes": Course((*FAKE, sizes(count), "ttfp=false"), count),
+        "sizes": Course((*FAKE, sizes(count), "cold_start=false"), count),
         "training": Course((*FAKE, sizes(half), "mode=train_inference"), 2 * half + 1),
-        "replicates": Course((*FAKE, sizes(half), "replicate=2"), 2 * half + 2),
+        "replicates": Course((*FAKE, sizes(half), "processes=2"), 2 * half + 2),
         "sweep": Course((*FAKE, sizes(half), "-m", "batch_size=1,2"), 2 * half + 2, jobs=2),
-        "rounds": Course((*FAKE, sizes(quarter), "-m", "batch_size=1,2", "replicate=2", "ttfp=false"), 4 * quarter, 2),
+        "rounds": Course(
+            (*FAKE, sizes(quarter), "-m", "batch_size=1,2", "processes=2", "cold_start=false"), 4 * quarter, 2
+        ),
     }
 
 
@@ -96,7 +98,7 @@ def torch_courses(pictures: Path) -> dict[str, Course]:
     """With torch on the processor; with loaders of pictures a worker has children of its own."""
     loaders = ("data=images", f"data.root={pictures}", "data.workers=2")
     return {
-        "synthetic": Course((*TORCH, *FEW_CALLS, sizes(5, 64, 8), "mode=train_inference", "ttfp=false"), 10),
+        "synthetic": Course((*TORCH, *FEW_CALLS, sizes(5, 64, 8), "mode=train_inference", "cold_start=false"), 10),
         "pictures": Course((*TORCH, *FEW_CALLS, sizes(5, 64, 8), *loaders), 6),
     }
 

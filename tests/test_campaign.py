@@ -15,7 +15,7 @@ from perfexp.records.record import Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.tracking.mlflow_sink import MlflowSink
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     return run
 
 
-BEGIN = ("model=fake", "gpu=fake", "ttfp=false", "stopping=fixed", "-m", "batch_size=1,2", "output_dir=s")
+BEGIN = ("model=fake", "gpu=fake", "stopping=fixed", "-m", "batch_size=1,2", "output_dir=s")
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_the_ratio_of_two_samples_is_that_of_welchs_test():
 @pytest.mark.parametrize(
     ("times", "factor", "start", "remedy"),
     [
-        ([0.93, 1.0, 1.07], 1.09, "+N: ", "replicate={total}, enough for the largest N"),
+        ([0.93, 1.0, 1.07], 1.09, "+N: ", "processes={total}, enough for the largest N"),
         ([0.95, 1.0, 1.05], 1.019, "UNDECIDED without +N: even 100 processes", "--margin"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_seed_is_of_accuracies_and_not_of_times(accuracies, is_subject):
 @pytest.mark.parametrize(
     ("key", "values", "text"),
     [
-        ("replicate", (1, 3), "replicate 1 → 3"),
+        ("processes", (1, 3), "processes 1 → 3"),
         ("percentiles", ([50], [99]), "percentiles [50] → [99]"),
         ("probes", ({"energy": False}, {"energy": True}), "probes energy false → energy true"),
         ("execution", ({"compile": None}, {"compile": "default"}), "execution compile None → compile default"),

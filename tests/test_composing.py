@@ -12,7 +12,7 @@ COMMANDS = [
     ["model=resnet18", "gpu=h200", "mode=train", "+mode.novelty=1"],
     ["experiment=quick", "gpu=h100", "probe=none", "model.name=vgg16"],
     ["model=nope", "gpu=fake"],
-    ["model=fake", "gpu=fake", "stopping.epsilon=abc"],
+    ["model=fake", "gpu=fake", "stopping.target=abc"],
 ]
 
 

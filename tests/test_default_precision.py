@@ -16,7 +16,7 @@ from perfexp.models import Execution, Precision, tf32, torch_settings
 from perfexp.records.number_formats import Formats, tf32_flags
 from perfexp.records.record import Record
 
-COMMAND = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "batch_size=[1,2]")
+COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
 FP32 = Precision(name="fp32")
 TORCH = Precision(name="torch", tf32=None)
 

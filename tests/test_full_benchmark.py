@@ -19,7 +19,7 @@ from perfexp.records.record import Metric, Record, Status
 from perfexp.tables import vendor_file
 from tests.models.test_clip_gesture import opened
 
-SMALL = ("mode.train.batch_size=9", "mode.inference.batch_size=[1,8]", "epochs=2", "stopping=fixed", "replicate=1")
+SMALL = ("mode.train.batch_size=9", "mode.inference.batch_size=[1,8]", "epochs=2", "stopping=fixed", "processes=1")
 SMALL = (*SMALL, "stopping.measure=4", "stopping.warmup=1", "gpu=cpu", "tracking=none", "execution.threads=1")
 
 
@@ -36,8 +36,8 @@ def keys(typed_plan):
 
 def test_each_phase_has_its_own_batch_sizes():
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-    assert keys(typed("replicate=1")) == [("train", 64, 0), *(("inference", size, 0) for size in sizes)]
-    assert keys(typed("mode.inference.batch_size=8", "mode.train.batch_size=8", "replicate=1")) == [
+    assert keys(typed("processes=1")) == [("train", 64, 0), *(("inference", size, 0) for size in sizes)]
+    assert keys(typed("mode.inference.batch_size=8", "mode.train.batch_size=8", "processes=1")) == [
         ("train", 8, 0),
         ("inference", 8, 0),
     ]
@@ -51,8 +51,7 @@ def test_one_process_trains_and_comes_first():
     trained = [key for key in keys(typed_plan) if key[0] == "train"]
     assert trained == [("train", 64, 0)]
     assert len(keys(typed_plan)) == 1 + 3 * 2
-    job = supervisor.Job(paths=None, plan_sha256="", timed=typed_plan.timed_keys())
-    assert job.replicates == [0, 1, 2]
+    assert supervisor.replicates(typed_plan.timed_keys()) == [0, 1, 2]
 
 
 def test_a_phase_that_is_not_measured_needs_no_settings():
@@ -146,7 +145,7 @@ def test_inference_has_the_accuracy_of_the_trained_weights(benchmark):
 def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
     line = "left out: 101_18_0_1_1_stand.txt: number of frames: 1, 2 or more are needed"
     assert line in benchmark.printed
-    [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "files_left_out"]
+    [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "data_incomplete"]
     assert "1 file of the data can't be used" in warning.message
     assert line in (benchmark.root / "x/run.log").read_text()
 
@@ -169,7 +168,7 @@ def test_segmentation_models_have_the_full_benchmark_too(finished):
 def test_a_training_that_fails_is_one_line_and_leaves_no_figures(finished):
     """Skeletons of another width: the training is refused, and no inference is tried without its weights."""
     ended = finished(
-        "experiment=full_benchmark", "model=clip_gesture", "input_size=5x9", "output_dir=x", "replicate=1", *SMALL
+        "experiment=full_benchmark", "model=clip_gesture", "input_size=5x9", "output_dir=x", "processes=1", *SMALL
     )
     assert ended.code == 1
     reason = "a frame has 75 columns, set input_size=FRAMESx75"

@@ -9,7 +9,7 @@ from perfexp.records import diagnostics
 from perfexp.tables import json_results
 from tests.roofline.listings import long_form, many
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "replicate=1")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "processes=1")
 
 
 @pytest.fixture(autouse=True)

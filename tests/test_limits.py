@@ -17,7 +17,7 @@ from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false")
+FAKE = ("model=fake", "gpu=fake", "tracking=none")
 HUGE = "1" + 30 * "0"
 
 
@@ -48,7 +48,7 @@ def refused(tmp_path, monkeypatch, capsys):
         *(f"seed={value}" for value in ("nan", "-1", HUGE, "18446744073709551615", f"-{HUGE}")),
         *(f"execution.threads={value}" for value in ("1000000000", HUGE, "-1", "nan")),
         *(f"execution.interop_threads={value}" for value in ("1000000000", HUGE, "0")),
-        *(f"replicate={value}" for value in (HUGE, "100001", "0", "-1", "inf")),
+        *(f"processes={value}" for value in (HUGE, "100001", "0", "-1", "inf")),
         *(f"percentiles={value}" for value in ("[nan]", "[inf]", "[-50,95]", "[1e-300]", "[99.99999999]")),
         *(f"probes.energy_seconds={value}" for value in ("inf", "nan", "1e300", "0", "-1")),
         f"input_size=[{','.join(map(str, range(1, 500)))}] batch_size=[{','.join(map(str, range(1, 500)))}]",
@@ -73,7 +73,7 @@ def test_a_value_that_can_not_be_measured_is_refused_in_one_line(refused, argume
 @pytest.mark.parametrize(
     "key",
     [
-        "stopping=normal stopping.epsilon",
+        "stopping=normal stopping.target",
         "stopping=normal stopping.max_seconds",
         "stopping=normal stopping.max_calls",
         "stopping=normal stopping.min_calls",
@@ -99,7 +99,7 @@ def test_no_time_limit_can_be_written_as_inf(tmp_path):
 
 
 def test_the_limit_on_points_is_named(refused):
-    assert "100,000 points" in refused("stopping=fixed", f"replicate={HUGE}")
+    assert "100,000 points" in refused("stopping=fixed", f"processes={HUGE}")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_limit_on_points_is_named(refused):
         ("model.base_seconds=range(0,1,0.0000000001)", "10,000,000,000 runs"),
         ("model.base_seconds=range(0,1e300,0.5)", "runs"),
         ("batch_size=range(1,40) input_size=range(1,40)", "1,521 runs (batch_size: 39 × input_size: 39)"),
-        ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) replicate=1", "1,560 runs"),
+        ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) processes=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
         ("experiment=all batch_size=range(1,100)", "runs"),
         ("batch_size=range(1,inf)", "is endless"),
@@ -187,7 +187,7 @@ def stored(tmp_path, finished):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"replicate": 10**30},
+        {"processes": 10**30},
         {"sweep": {"num_sizes": 10**12, "max_size": 10**13}},
         {"percentiles": [-50, 95]},
         {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": list(range(1, 100_002))},

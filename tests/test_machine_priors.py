@@ -35,7 +35,7 @@ def test_entries_that_nobody_can_have_written_are_ignored(cache, entry):
 
 
 def test_a_run_is_entered_once_it_has_figures_of_several_processes(finished, cache):
-    record = finished("model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "replicate=3").record
+    record = finished("model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3").record
     for point in record.points:  # other work on this machine
         point.doubts = []
     machine_priors.add(record)

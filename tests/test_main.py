@@ -13,8 +13,8 @@ from perfexp.main import main
 from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, read_points
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
-FIRST = ("model=fake", "gpu=fake", "tracking=none", "ttfp=true", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
 
 
 def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path):
@@ -103,7 +103,7 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
 @pytest.mark.slow
 def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
     small = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu")
-    code, _, [record] = run(*small, "input_size=16", "ttfp=true", "tracking=none", "output_dir=x")
+    code, _, [record] = run(*small, "input_size=16", "cold_start=true", "tracking=none", "output_dir=x")
     assert (code, len(record.points)) == (1, 6)
     for point in record.points:
         assert point.status is Status.UNSUPPORTED
@@ -111,7 +111,7 @@ def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_predictio
 
 
 def test_replicates_are_fresh_processes(run):
-    _, _, [record] = run(*FAKE, "replicate=3", "output_dir=x")
+    _, _, [record] = run(*FAKE, "processes=3", "output_dir=x")
     assert [point.key.replicate for point in record.points] == [0, 1, 2]
     assert Path("x/run.log").read_text().count("perfexp.worker.entry") == 3
 
@@ -193,9 +193,7 @@ def test_training_on_photographs_learns_and_reports_its_accuracy(run, photograph
 def test_a_batch_larger_than_the_data_costs_its_point_only(run, photographs):
     small = ("model=torchvision", "model.name=squeezenet1_1")
     settings = (*small, "data=images", f"data.root={photographs}", "data.workers=0", "input_size=64")
-    code, printed, [record] = run(
-        *settings, "batch_size=[2,100]", "stopping=fixed", "ttfp=false", "tracking=none", "output_dir=x"
-    )
+    code, printed, [record] = run(*settings, "batch_size=[2,100]", "stopping=fixed", "tracking=none", "output_dir=x")
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.UNSUPPORTED]
     assert "fewer than the 100" in printed
@@ -262,7 +260,7 @@ def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tm
     given = ("model=resnet18", "gpu=cpu", "data=images", f"data.root={broken}", "data.workers=0", "tracking=none")
     next(broken.rglob("*.jpg")).write_bytes(b"no picture")
     code, _, [record] = run(
-        *given, "ttfp=false", "stopping=fixed", "input_size=[32,48]", "batch_size=12", "stopping.measure=1",
+        *given, "stopping=fixed", "input_size=[32,48]", "batch_size=12", "stopping.measure=1",
         "stopping.warmup=0", "output_dir=x",
     )  # fmt: skip
     assert code == 2
@@ -273,7 +271,13 @@ def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tm
 
 def test_a_model_that_rejects_its_inputs_is_not_started_again_for_the_cold_start(run):
     code, printed, [record] = run(
-        "model=fake", "model.smallest=64", "gpu=fake", "tracking=none", "input_size=32", "replicate=1", "ttfp=true"
+        "model=fake",
+        "model.smallest=64",
+        "gpu=fake",
+        "tracking=none",
+        "input_size=32",
+        "processes=1",
+        "cold_start=true",
     )
     assert code == 1
     timed, cold = record.points

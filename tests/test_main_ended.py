@@ -16,7 +16,7 @@ from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
 from tests import processes
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 def start(folder, *arguments):

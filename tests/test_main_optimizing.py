@@ -13,7 +13,7 @@ from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep as SweepRecord
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "input_size=64", "replicate=1")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "input_size=64", "processes=1")
 
 
 class Search(Sweeper):

@@ -11,8 +11,8 @@ from perfexp.main import main
 from perfexp.plan import plan_fields
 from perfexp.records.record import Status
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
-FIRST = ("model=fake", "gpu=fake", "tracking=none", "ttfp=true", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
 
 
 def test_repeating_the_command_measures_only_what_is_missing(run):
@@ -119,7 +119,7 @@ def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
         "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
     )
-    given = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=quickly", "output_dir=x")
+    given = ("model=fake", "gpu=fake", "tracking=none", "stopping=quickly", "output_dir=x")
     assert run("--config-dir", "mine", *given)[0] == 0
     code, printed, _ = run("resume=x")
     assert code == 2

@@ -13,7 +13,7 @@ from perfexp.records.record import Record, Status, is_layers
 from perfexp.records.sweep_record import Sweep
 from tests.rotation import some_of
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 #: Commands, and a folder of theirs with a report; some of them by the commit.
@@ -173,14 +173,14 @@ def test_two_runs_of_a_sweep_never_share_a_folder(run, tmp_path, monkeypatch, fl
     monkeypatch.setattr("perfexp.plan.naming._device", lambda gpu, index, folders: "same")
     (tmp_path / "mine" / "gpu").mkdir(parents=True)
     shutil.copy(config.conf_dir() / "gpu" / "fake.yaml", tmp_path / "mine" / "gpu" / "other.yaml")
-    sweep = ("-m", "experiment=sanity", "gpu=fake,other", "replicate=2", "--config-dir=mine")
+    sweep = ("-m", "experiment=sanity", "gpu=fake,other", "processes=2", "--config-dir=mine")
     assert run(*flags, "model=fake", *(text for text in FAKE if text[:3] not in ("gpu", "mod")), *sweep)[0] == 0
     assert {path.parent.name for path in tmp_path.rglob("plan.yaml")} == {"fake_default_same", "fake_default_same-2"}
 
 
 @pytest.mark.slow
 def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
-    fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+    fake = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
     run(*fake, "experiment=sanity", "batch_size=100", "model.faults.oom=1000000")
     _, text, records = run(*fake, "experiment=quick", "sweep.num_sizes=2")
     assert [record.status for record in records] == [Status.OOM, Status.OK]
@@ -197,7 +197,7 @@ def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
 
 @pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
-    _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "experiment=full", "stopping=fixed")
+    _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "experiment=full", "stopping=fixed")
     timed = [point for point in record.points if not is_layers(point.key)]
     sides = [point.key.input_size[0] for point in timed]
     assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
@@ -251,7 +251,7 @@ def test_runs_are_numbered_by_the_order_of_the_axes_so_another_order_is_another_
 
 @pytest.mark.slow
 def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
-    code, _, records = run(*FAKE, "-m", "batch_size=1,2,4", "replicate=3", "output_dir=s")
+    code, _, records = run(*FAKE, "-m", "batch_size=1,2,4", "processes=3", "output_dir=s")
     points = sorted((point for record in records for point in record.points), key=lambda point: point.started)
     rounds = [[point.key for point in points[index : index + 3]] for index in (0, 3, 6)]
     assert code == 0

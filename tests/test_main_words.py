@@ -23,7 +23,7 @@ from perfexp.records.record import Status
 from tests import processes
 from tests.rotation import some_of
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_wrong_command_line_is_one_line_as_everywhere(command, capsys):
     assert "Usage" not in line
 
 
-@pytest.mark.parametrize("code", diagnostics.DIAGNOSTICS)
+@pytest.mark.parametrize("code", [*diagnostics.DIAGNOSTICS, *diagnostics.MERGED])
 def test_help_on_a_code_is_a_sentence_without_placeholders(code, capsys):
     assert dispatch(["help", code]) == 0
     printed = capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
         ("energy=true", "Did you mean probes.energy?"),
         ("layer=true", "Did you mean algorithm.layers or probes.layers?"),
         ("batchsize=4", "batch_size"),
-        ("stopping.epsilonn=1", "epsilon"),
+        ("stopping.targetn=1", "target"),
         ("precision=fp8", "fp32"),
         ("precision=float16", "precision=float16: set precision=fp16;"),
         ("precision=half", "set precision=fp16;"),
@@ -153,20 +153,20 @@ def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
         ("precision=amp", "set precision=amp_fp16 or precision=amp_bf16;"),
         ("device=cuda", "Did you mean: perfexp gpu=fake model=fake tracking=none gpu=auto"),
         ("experiment=ful", "full"),
-        ("stopping.epsilon=abc", "stopping.epsilon"),
+        ("stopping.target=abc", "stopping.target"),
         ("seed=x", "seed"),
         ("input_size=0", "input_size=0"),
         ("batch_size=[1,0]", "batch_size=0"),
         ("batch_size=[1", "batch_size=[1"),
         ("percentiles=[50,100]", "percentiles"),
         ("epochs=1", "mode=train"),
-        ("replicate=0", "replicate=0"),
+        ("processes=0", "processes=0"),
         ("model._target_=os.system", "_target_"),
         ("+model.kwargs={_target_:os.system}", "_target_"),
         ("+novelty=1", "novelty"),
         ("execution.cuda_graph=maybe", "execution.cuda_graph"),
         ("execution.threads=0", "execution.threads=0"),
-        ("stopping.epsilon=0", "epsilon=0"),
+        ("stopping.target=0", "target=0"),
         ("+probe.x=${oc.decode:'{_target_: os.system}'}", "_target_"),
         ("--experimental-rerun=x.pickle", "pickle"),
     ],
@@ -336,7 +336,7 @@ def test_a_measurement_of_nothing_is_refused(run, setting):
 
 def test_a_password_is_not_written_anywhere(run, tmp_path):
     secret = "tracking.uri='http://somebody:s3cr3t:p@ss@127.0.0.1:9'"
-    settings = ("model=fake", "gpu=fake", "ttfp=false", "stopping=fixed", "output_dir=x")
+    settings = ("model=fake", "gpu=fake", "stopping=fixed", "output_dir=x")
     code, printed, records = run(*settings, secret.replace("t:p", "t/p"))  # no URL: a slash ends the name of a server
     assert (code, records) == (2, [])
     assert "s3cr3t" not in printed
@@ -384,7 +384,7 @@ def test_nothing_to_resume_is_told(run):
     [
         ("model=fake", "gpu=h100"),
         ("-m", "model=fake", "gpu=h100", "batch_size=1,2"),
-        ("-m", "model=fake", "gpu=h100", "batch_size=1,2", "replicate=2"),
+        ("-m", "model=fake", "gpu=h100", "batch_size=1,2", "processes=2"),
         ("-m", "model=fake", "gpu=fake", "batch_size=0,-1"),
         ("model=resnet18", "gpu=cpu", "model.weights=nope.pth"),
         (*FAKE, "input_size=0"),
@@ -415,7 +415,7 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
             ["sweep over batch_size", "  2 runs, 2 points in 5 processes, about 41 s", "  batch_size=2-fake-"],
         ),
         (
-            "-m batch_size=1,2 replicate=2 output_dir=s",
+            "-m batch_size=1,2 processes=2 output_dir=s",
             0,
             ["  2 runs, 2 points in 2 processes, about 23 s", "/s/"],
         ),
@@ -517,7 +517,7 @@ def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", [None, "-v", "--verbose"])
 def test_all_metrics_are_printed_on_request(run, flag):
-    arguments = [*FAKE, "replicate=1", "output_dir=o", *([flag] if flag else [])]
+    arguments = [*FAKE, "processes=1", "output_dir=o", *([flag] if flag else [])]
     code, printed, _ = run(*arguments)
     assert code == 0
     assert ("more metric" in printed) is (flag is None)

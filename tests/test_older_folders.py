@@ -9,7 +9,7 @@ from perfexp import commands
 from perfexp.main import main
 from perfexp.records.record import Record, Status
 
-COMMAND = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "batch_size=[1,2]")
+COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def test_precision_needs_few_calls_at_one_percent_noise():
     taken, theirs = [], []
     for seed in range(100):
         source = 1 + 0.01 * np.random.default_rng(seed).standard_normal(5000)
-        samples, monitor = take(Precision(epsilon=0.005, max_seconds=1e9, warmup_seconds=0), source)
+        samples, monitor = take(Precision(target=0.005, max_seconds=1e9, warmup_seconds=0), source)
         taken.append(samples.size - monitor.warmup(samples))
         theirs.append(nvbench_stdrel_calls(source))
     assert np.median(taken) <= 50
@@ -39,7 +39,7 @@ def test_the_interval_at_the_stop_covers_the_truth(name):
 
 def test_the_reached_precision_is_the_one_asked_for():
     source = 1e-3 * (1 + 0.03 * np.random.default_rng(0).standard_normal(100_000))
-    samples, monitor = take(Precision(epsilon=0.01, max_seconds=1e9), source)
+    samples, monitor = take(Precision(target=0.01, max_seconds=1e9), source)
     stop = monitor.stop(samples)
     assert stop.reason == "precision"
     assert stop.achieved <= stop.target == 0.01
@@ -47,13 +47,13 @@ def test_the_reached_precision_is_the_one_asked_for():
 
 def test_time_runs_out_on_noise_that_never_settles():
     source = 1e-2 * (1 + 0.5 * np.random.default_rng(0).random(10_000))
-    samples, monitor = take(Precision(epsilon=1e-6, max_seconds=2.0), source)
+    samples, monitor = take(Precision(target=1e-6, max_seconds=2.0), source)
     assert monitor.stop(samples).reason == "max_seconds"
     assert 2.0 <= samples[monitor.warmup(samples) :].sum() + 0.5 <= 3.2
 
 
 def test_calls_run_out():
-    samples, monitor = take(Precision(epsilon=1e-9, max_seconds=1e9, max_calls=100, warmup_seconds=0), NOISE)
+    samples, monitor = take(Precision(target=1e-9, max_seconds=1e9, max_calls=100, warmup_seconds=0), NOISE)
     assert monitor.stop(samples).reason == "max_calls"
     assert samples.size == 3 + 100
 
@@ -66,13 +66,13 @@ def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
 @pytest.mark.parametrize(("elapsed_seconds", "ends"), [(0.9, False), (1.3, True)])
 @pytest.mark.parametrize("calls_per_sample", [1, 4])
 def test_time_spent_beside_what_is_measured_counts(calls_per_sample, elapsed_seconds, ends):
-    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
+    rule = Precision(target=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     monitor = rule.begin(calls_per_sample=calls_per_sample)
     assert (monitor.more(NOISE[:23] * 1e-5, elapsed_seconds) == 0) == ends
 
 
 def test_a_slow_warm_up_is_not_counted():
-    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=5, warmup_calls=1, warmup_seconds=0.0)
+    rule = Precision(target=1e-9, max_seconds=1.0, min_calls=5, warmup_calls=1, warmup_seconds=0.0)
     taken = np.concatenate([[5.0], 0.01 * (1 + NOISE[:40])])
     assert rule.begin().more(taken, float(taken.sum())) > 0
 
@@ -95,7 +95,7 @@ def test_samples_without_a_time_end_nothing():
 )
 def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(max_seconds, elapsed_seconds, ends):
     """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
-    rule = Precision(epsilon=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
+    rule = Precision(target=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
     assert estimators.median_interval(drifting[3:]).low is None
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
@@ -106,7 +106,7 @@ def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(m
 def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_times_as_wide(rho):
     rng, has, held = np.random.default_rng(4), 0, 0
     for _ in range(300):
-        rule = Precision(epsilon=1e-9, max_seconds=20.0, warmup_seconds=0.0)
+        rule = Precision(target=1e-9, max_seconds=20.0, warmup_seconds=0.0)
         samples, monitor = take(rule, autoregressive(rho)(rng, 100))
         interval = estimators.median_interval(samples[monitor.warmup(samples) :])
         if interval.low is not None:
@@ -118,7 +118,7 @@ def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_ti
 
 
 def test_an_interval_that_comes_late_ends_the_series():
-    rule = Precision(epsilon=1e-9, max_seconds=6.0, min_calls=3, warmup_calls=3, warmup_seconds=0.0)
+    rule = Precision(target=1e-9, max_seconds=6.0, min_calls=3, warmup_calls=3, warmup_seconds=0.0)
     samples, monitor = take(rule, 1 + 0.01 * NOISE)
     assert monitor.stop(samples).achieved is not None
     assert estimators.median_interval(samples[3 : monitor.starts[-1]]).low is None
@@ -143,7 +143,7 @@ def test_a_warm_up_longer_than_half_a_second_is_cut_or_tagged(shape):
         "step": (time < length).astype(float),
     }[shape]
     steady = 5e-3 * (1 + 0.01 * rng.standard_normal(n))
-    samples, monitor = take(Precision(epsilon=0.002, max_seconds=5.0), steady * (1 + extra))
+    samples, monitor = take(Precision(target=0.002, max_seconds=5.0), steady * (1 + extra))
     kept = samples[monitor.warmup(samples) :]
     bias = abs(np.median(kept) / np.median(steady) - 1)
     assert bias <= 0.001 or estimators.drift(kept) is not None
@@ -180,7 +180,7 @@ def test_overtime_for_a_percentile_ends_and_is_not_begun_where_it_can_not_be_eno
 
 
 def test_k_calls_per_sample_count_as_k_calls():
-    samples, monitor = take(Precision(epsilon=1e-9, max_seconds=1e9, max_calls=1000, warmup_seconds=0), NOISE, k=10)
+    samples, monitor = take(Precision(target=1e-9, max_seconds=1e9, max_calls=1000, warmup_seconds=0), NOISE, k=10)
     assert samples.size - monitor.warmup(samples) >= 100
     assert samples.size <= 102
 
@@ -197,7 +197,7 @@ def test_fixed_without_warm_up():
     assert (samples.size, monitor.warmup(samples)) == (5, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"epsilon": math.nan}, {"max_seconds": math.inf}, {"warmup_seconds": math.nan}])
+@pytest.mark.parametrize("wrong", [{"target": math.nan}, {"max_seconds": math.inf}, {"warmup_seconds": math.nan}])
 def test_times_that_are_no_numbers_are_refused(wrong):
     with pytest.raises(UserError, match="finite number"):
         Precision(**wrong)

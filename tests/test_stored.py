@@ -23,7 +23,7 @@ def offer():
     "text",
     [
         *("model=resnet18", "model=glob(resnet*)", "model=resnet18,vgg16", "experiment=quick", "experiment=null"),
-        *("seed=3", "seed=range(1,2000000000)", "input_size=[224,512x1024]", "percentiles=[50]", "ttfp=false"),
+        *("seed=3", "seed=range(1,2000000000)", "input_size=[224,512x1024]", "percentiles=[50]"),
         *("stopping.measure=6", "execution.threads=4", "execution.ddp.bucket_cap_mb=3", "probes.layers=true"),
         *("mode.train.optimizer.lr=0.1", "model.faults.oom=1", "gpu.match='H100 PCIe'", "profiler.trace=[cuda,nvtx]"),
         *("data.download=false", "data.download=null", "model.weights=null", "mode.train.resume_from=null"),

@@ -13,7 +13,7 @@ from perfexp.records.record import Record, Status
 from tests.faults import ROOT
 from tests.rotation import some_of
 
-FAKE = "model=fake gpu=fake tracking=none ttfp=false stopping=fixed batch_size=[1,2,3] output_dir=x"
+FAKE = "model=fake gpu=fake tracking=none cold_start=false stopping=fixed batch_size=[1,2,3] output_dir=x"
 PERFEXP = f"{shlex.quote(sys.executable)} -m perfexp"
 UNDRAWN = f"{shlex.quote(sys.executable)} -m tests.undrawn"
 
@@ -109,7 +109,7 @@ def test_what_is_printed_arrives_unchanged_and_a_pipe_that_does_not_block_is_wai
 @pytest.mark.slow
 def test_a_terminal_that_goes_away_interrupts_as_usual(tmp_path):
     """Its signal and its closed streams come together."""
-    settings = "model=fake gpu=fake tracking=none ttfp=false stopping=fixed stopping.measure=2000 output_dir=x"
+    settings = "model=fake gpu=fake tracking=none cold_start=false stopping=fixed stopping.measure=2000 output_dir=x"
     sizes = f"input_size=[{','.join(str(32 + number) for number in range(400))}]"
     process = subprocess.Popen(
         [sys.executable, "-m", "perfexp", *settings.split(), sizes],

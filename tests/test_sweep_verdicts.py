@@ -267,7 +267,7 @@ def test_the_same_point_on_other_numbers_of_devices_is_another_run():
         ([{"mode.train.batch_size": "4"}, {"mode.train.batch_size": "8"}], [""]),
         ([{"mode.inference.batch_size": "4"}, {"mode.inference.batch_size": "8"}], [""]),
         ([{"precision": "fp32"}, {"precision": "bf16"}], ["run 0", "run 1"]),
-        ([{"replicate": "3"}, {"replicate": "5"}], ["run 0", "run 1"]),
+        ([{"processes": "3"}, {"processes": "5"}], ["run 0", "run 1"]),
         ([{}, {}], ["run 0", "run 1"]),  # two variants of `perfexp ab` that are alike
     ],
 )

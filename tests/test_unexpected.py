@@ -8,7 +8,7 @@ from perfexp.main import main
 from perfexp.records.record import Status
 from perfexp.records.sweep_record import Sweep
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "quiet=true")
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "quiet=true")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, ca
 
 def test_replicates_of_a_sweep_likewise(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("perfexp.orchestration.supervisor.measure", fail)
-    assert main([*FAKE, "-m", "batch_size=1,2", "replicate=2", "output_dir=s"]) == 1
+    assert main([*FAKE, "-m", "batch_size=1,2", "processes=2", "output_dir=s"]) == 1
     line_of(capsys)
 
 

@@ -17,6 +17,7 @@ from perfexp.host import installation
 from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import is_measured, key_of
+from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
@@ -66,6 +67,7 @@ def repeated_overrides(
     Returns them with the options that they may choose. Raises UserError, which names the folder by `words`, if the user
     has to type more.
     """
+    command = arguments_of_today(command)
     _refuse_flags(command, typed, words)
     typed_keys = {key_of(text) for text in typed}
     choices = plan.get("choices")

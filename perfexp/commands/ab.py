@@ -28,11 +28,12 @@ from perfexp.orchestration.preparation import Assignment, with_processes
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import key_of
+from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.reports.console import Console
 from perfexp.statistics import sequential
 
-_SET_BY = {"replicate": "the command: it measures until a verdict"}
+_SET_BY = {"processes": "the command: it measures until a verdict"}
 #: Keys that both variants share, so that COMMON sets them.
 _COMMON = dict.fromkeys(("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants")
 #: Exit codes if a tracker did not accept a record, and after an interrupt.
@@ -62,7 +63,8 @@ def ab(
     """
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
-    overrides = without_credentials([*([f"{CONFIG_DIR[0]}={config_dir}"] if config_dir else []), *(common or ())])
+    common = arguments_of_today(common or ())
+    overrides = without_credentials([*([f"{CONFIG_DIR[0]}={config_dir}"] if config_dir else []), *common])
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     plains = [compose(_arguments(overrides, own)) for own in variants]
     _refuse_other_points(plains)
@@ -129,7 +131,7 @@ def _split(name: str, text: str) -> list[str]:
     except ValueError as error:
         raise UserError(f"{name} {text!r}: {error}; give overrides in one word, such as 'algorithm=fft'.") from error
     given_keys(words, {**_SET_BY, **_COMMON})
-    return words
+    return arguments_of_today(words)
 
 
 def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -182,5 +184,5 @@ def _value(plain: dict[str, Any], key: str) -> str:
 def _processes(folder: Path) -> int:
     """Number of processes of the plan in a folder, 0 without one."""
     plan = RunPaths(folder).plan
-    processes = plan_file.read(plan).get("replicate") if plan.exists() else None
+    processes = plan_file.read(plan).get("processes") if plan.exists() else None
     return min(processes, sequential.MOST) if type(processes) is int else 0

@@ -165,10 +165,10 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
         return ["nothing was measured on both sides"]
     undecided = [pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED]
     if unsure := [pair for pair in undecided if pair.low is None]:
-        remedy = "measure in several processes (replicate=3), or name other measures with --metric"
+        remedy = "measure in several processes (processes=3), or name other measures with --metric"
         return [f"without an interval: {_places(unsure)}; {remedy}"]
     if not allow_undecided and (worse := [pair for pair in undecided if _is_worse(pair, compared.margin)]):
-        remedy = "measure in more processes (replicate=N), or pass it with --allow-undecided"
+        remedy = "measure in more processes (processes=N), or pass it with --allow-undecided"
         return [f"worse beyond the margin, but undecided: {_places(worse)}; {remedy}"]
     return []
 

@@ -151,10 +151,10 @@ def _settle(
     composed_here: bool,
 ) -> _Repetition:
     """Compose the record's command under the rules of `resume`; raises UserError if it has another plan here."""
-    given = given_keys(overrides, {"replicate": "--processes", "resume": "the folder"})
+    given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     found = [] if "batch_size" in given else _found_batches(record, given)
-    typed = [*overrides, *found, *([] if processes is None else [f"replicate={processes}"])]
+    typed = [*overrides, *found, *([] if processes is None else [f"processes={processes}"])]
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
     repeated, offer = repeated_overrides(record.command, record.plan, [*flags, *typed], ["reproduce", str(place)])
     arguments = [*flags, *repeated, *typed]
@@ -170,7 +170,7 @@ def _settle(
         ),
         folder=folder,
         plan=record.plan,
-        chosen=(*given, "replicate", *(text.partition("=")[0] for text in found)),
+        chosen=(*given, "processes", *(text.partition("=")[0] for text in found)),
         readable=tuple(
             path
             for path in (config_dir, *(Path(value) for key, value in given.items() if key != "output_dir"))

@@ -14,7 +14,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo
 from perfexp.commands.benchmark import given_keys, run_plan
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import worker_query
 from perfexp.plan import config
 from perfexp.plan.config import Plan
 from perfexp.records.record import Record
@@ -22,10 +22,10 @@ from perfexp.reports.console import Console
 from perfexp.summaries import selfcheck_summary
 
 #: What the command sets: the times alone, without a tracking store.
-_SETTINGS = {"tracking": "none", "ttfp": "false", "hydra.mode": "RUN"} | {
+_SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
     f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
 }
-_SET_BY = {"replicate": "--processes"} | dict.fromkeys(_SETTINGS, "the command: it measures the times alone")
+_SET_BY = {"processes": "--processes"} | dict.fromkeys(_SETTINGS, "the command: it measures the times alone")
 #: Defaults without a model.
 _DEFAULTS = {"input_size": "96", "stopping": "normal"}
 _MODEL, _GPU_MODEL = "resnet18", "resnet50"
@@ -81,11 +81,11 @@ def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: P
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
-    arguments += [*overrides, f"replicate={processes}", *(f"{key}={value}" for key, value in _SETTINGS.items())]
+    arguments += [*overrides, f"processes={processes}", *(f"{key}={value}" for key, value in _SETTINGS.items())]
     return arguments, config.typed(compose(arguments))
 
 
 def _default_model(gpu: str | None) -> str:
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
-    return _GPU_MODEL if capabilities.visible_gpus() else _MODEL
+    return _GPU_MODEL if worker_query.visible_gpus() else _MODEL

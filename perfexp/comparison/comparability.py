@@ -14,10 +14,10 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
-from perfexp.records.processes import SINGLES, comparable
+from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
+from perfexp.records.summary import SINGLES, comparable
 from perfexp.summaries.subject import one_line, subject
-from perfexp.summaries.wording import METER_ACCURACY
 
 #: Values of one fact that are shown.
 _SHOWN = 3
@@ -146,7 +146,7 @@ FACTS = {
     "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
     "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
     "seed": _subject("seed"),  # of accuracies and losses
-    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "replicate", "percentiles", "probes")},
+    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "processes", "percentiles", "probes")},
 }
 #: Confounders that `--allow` accepts; the last five are those of a point.
 ALLOWABLE = (
@@ -179,7 +179,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
         differing.pop("training", None)  # of which nothing is compared
     roles = {key: FACTS[key].role for key in differing}
-    if "seed" in roles and not all(any(point.metric("accuracy") for point in one.points) for one in (baseline, other)):
+    if "seed" in roles and not all(any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)):
         roles["seed"] = Role.NEUTRAL  # of times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []

@@ -15,7 +15,8 @@ from perfexp.comparison.document import Alone, Compared, Comparison, DeviceSumma
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
-from perfexp.records.point_times import GRAPH
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH
+from perfexp.records.quantities import TIMES
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
@@ -24,7 +25,7 @@ from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
 #: Times that decide and verdicts, in a sentence.
-_IN_WORDS = {"device": "GPU time", GRAPH: "GPU time as one CUDA graph", "throughput": "time per sample"}
+_IN_WORDS = {name: TIMES[name].caption for name in DEVICE_TIMES} | {"throughput": "time per sample"}
 _ADVERBS = {Verdict.SAME: "the same", Verdict.NOT_COMPARABLE: "not comparable", Verdict.UNDECIDED: "undecided"}
 #: Ratios of two devices, in words.
 _DEVICE_RATIOS = {

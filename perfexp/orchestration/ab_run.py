@@ -58,7 +58,7 @@ class AbRun:
         for number in count() if len(runs) == 2 else ():
             begun = self._clock()
             for run in list(runs if number % 2 == 0 else runs[::-1]):
-                if number >= run.assignment.plan.processes:
+                if number >= run.assignment.plan.least_processes:
                     run.extend(number + 1)
                 yield run, number
             if len(runs) < 2 or self._is_over(runs, number + 1, 2 * self._clock() - begun):

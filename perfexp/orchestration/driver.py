@@ -67,7 +67,7 @@ def measure(
                     ended(assignment, error)
             with waiting():  # a second interrupt comes after all records are on disk
                 try:
-                    in_all = sum(run.assignment.plan.processes for run in runs)
+                    in_all = sum(run.assignment.plan.least_processes for run in runs)
                     whole = Whole(None if turns else in_all, noun="process")
                     for run, replicate in (turns or rounds)(runs):
                         if replicate is not None and (turns or len(assignments) > 1):
@@ -115,8 +115,8 @@ def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
     if len(runs) == 1:
         yield runs[0], None
     else:
-        for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
-            for run in order([run for run in runs if run.assignment.plan.processes > replicate], replicate):
+        for replicate in range(max((run.assignment.plan.least_processes for run in runs), default=0)):
+            for run in order([run for run in runs if run.assignment.plan.least_processes > replicate], replicate):
                 yield run, replicate
     while further := {run: number for run in runs if (number := run.further()) is not None}:
         for run in order(list(further), max(further.values())):

@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
-from perfexp.host import credentials
+from perfexp.host import credentials, gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.plan import model_settings, process_count, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
@@ -25,6 +25,7 @@ from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessSt
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
+from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.speed import placing
 from perfexp.stopping import StoppingRule
@@ -34,6 +35,9 @@ from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shru
 _PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
 #: Modules that a worker with a torch model imports when it needs them.
 _OF_TORCH = ("torch", "perfexp.models.module", "perfexp.devices.cuda")
+#: Seconds of a series with its share of the probes before it, where many points leave it ten samples: on an H200, at
+#: calls of 2.3 to 3.3 ms.
+_LEAST_SERIES_SECONDS = 0.25
 #: Series of the undisturbed call, by one clock or by three.
 _SYNCHRONOUS_SERIES, _ASYNCHRONOUS_SERIES = 1, 3
 
@@ -91,13 +95,13 @@ class Plan(PlanSchema):
         return self.nodes * self.devices
 
     @property
-    def processes(self) -> int:
-        """Least number of processes that measure the times: `replicate`, or by default that of the stopping rule.
+    def least_processes(self) -> int:
+        """Least number of processes that measure the times: `processes`, or by default that of the stopping rule.
 
         Whole epochs, several ranks and profiled runs have one by default.
         """
-        if self.replicate is not None:
-            return self.replicate
+        if self.processes is not None:
+            return self.processes
         # as data: status counts the points of plans that are not trusted
         return int(self.stopping.get("processes", 1)) if self._repeats else 1
 
@@ -109,13 +113,13 @@ class Plan(PlanSchema):
     @property
     def is_adaptive(self) -> bool:
         """Whether further processes are added until the times are precise enough."""
-        least, most = self.processes, int(self.stopping.get("most_processes") or 0)
-        return self.replicate is None and 1 <= least < most and self._repeats and not self.seeks_batch
+        least, most = self.least_processes, int(self.stopping.get("most_processes") or 0)
+        return self.processes is None and 1 <= least < most and self._repeats and not self.seeks_batch
 
     def processes_by(self, results: Collection[Point]) -> int:
         """Number of processes that measure the times, by the results so far."""
         if not (self.is_adaptive and results):
-            return self.processes
+            return self.least_processes
 
         state = frozenset((point.key, point.status) for point in results if point.key.is_timed)
         if state not in self._counts:
@@ -138,9 +142,10 @@ class Plan(PlanSchema):
     def point_seconds(self) -> float | None:
         """Estimated mean time of the timed points of all processes; None if the settings do not limit it."""
         rule = self.stopping_rule
-        series_seconds = rule.longest_seconds()
-        if series_seconds is None or self.epochs:
+        longest = rule.longest_seconds()
+        if longest is None or self.epochs:
             return None
+        series_seconds = max(longest, _LEAST_SERIES_SECONDS)
         is_cpu = "cpu" in (
             name := self.gpu.get("name"),
             auto.predicted_name(self.gpu.get("index") or 0) if name == "auto" else None,
@@ -166,6 +171,15 @@ class Plan(PlanSchema):
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
         named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
         return [conf_dir(), *map(Path, named)]
+
+    def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
+        """Return name and facts of the GPU; without facts (gpu=auto) those of the file for this product, if any."""
+        facts = gpu_sheets.GpuFacts.of_node(self.gpu.get("facts"))
+        if facts == gpu_sheets.GpuFacts() and product is not None:
+            files = gpu_sheets.read(self.config_dirs())
+            if name := gpu_sheets.matching(files, product):
+                return name, files[name].facts
+        return self.gpu_name, facts
 
     @property
     def infers_trained(self) -> bool:
@@ -257,8 +271,8 @@ class Plan(PlanSchema):
     def first_prediction_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Cold starts: the first inference, of each replicate that the plan names."""
         first: dict[int, Key] = {}
-        for key in self.fixed_keys(results) if self.ttfp else ():
-            if key.phase == "inference" and not (self.replicate is None and key.replicate):
+        for key in self.fixed_keys(results) if self.cold_start else ():
+            if key.phase == "inference" and not (self.processes is None and key.replicate):
                 first.setdefault(key.replicate, key)
         return [
             Key(phase="ttfp", input_size=k.input_size, batch_size=k.batch_size, precision=k.precision, replicate=r)
@@ -286,7 +300,7 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=ConfigSchema)
     for group, name, node in schema.settings():
-        store.store(group=group, name=name, node=node)
+        store.store(group=group, name=name, node=schema.with_earlier_names(group, node))
     for model, node in (models or {}).items():
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
@@ -310,7 +324,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     written = set(targets(OmegaConf.to_container(composed, resolve=False)))
     if (made := set(targets(plain)) - written) or any("${" in target for _, target in written):
         raise UserError(f"_target_ is honored only if a file spells it out, not by interpolation: {sorted(made)}.")
-    plain = credentials.hide(plain)
+    plain = credentials.hide(old_names.plan_of_today(plain, {text.lstrip("+~").partition("=")[0] for text in command}))
     plain.pop("cluster", None)
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:

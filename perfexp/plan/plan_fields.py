@@ -116,8 +116,8 @@ class PlanSchema:
     input_size: Any = 224
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
-    replicate: int | None = None
-    ttfp: bool = False
+    processes: int | None = None
+    cold_start: bool = False
     epochs: int | None = None
     cache: Cache = Cache.warm
     seed: int = 0
@@ -138,6 +138,8 @@ class PlanSchema:
 
 @dataclass(kw_only=True)
 class ConfigSchema(PlanSchema):
-    """Everything that users configure: the plan of a run, and the cluster of its job."""
+    """Everything that users configure: the plan of a run, and the cluster of its job; two keys by earlier names."""
 
     cluster: Any = field(default_factory=dict)
+    replicate: int | None = None
+    ttfp: bool | None = None

@@ -15,6 +15,7 @@ from perfexp.errors import UserError
 from perfexp.host import credentials, untrusted
 from perfexp.plan.config import Plan, typed
 from perfexp.plan.plan_fields import FIRST_FORMAT, FORMAT
+from perfexp.records import old_names
 
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
@@ -53,7 +54,7 @@ def load(path: Path, sha256: str) -> Plan:
     content = untrusted.read_bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise UserError(f"{path} is not the plan that was composed; start the run again.")
-    return typed(yaml.safe_load(content))
+    return typed(old_names.plan_of_today(yaml.safe_load(content)))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as a plan: {reason}.") from error
     if not isinstance(plain, dict) or not _has_texts_as_keys(plain):
         raise UserError(f"{path} is not a plan.")
-    return plain
+    return old_names.plan_of_today(plain)
 
 
 def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
@@ -90,7 +91,7 @@ def read_to_resume(path: Path) -> dict[str, Any]:
 
 def plan_hash(plain: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the keys that concern the measurement."""
-    measured = {key: value for key, value in plain.items() if key not in NOT_MEASURED}
+    measured = {key: value for key, value in old_names.plan_as_first_named(plain).items() if key not in NOT_MEASURED}
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -25,17 +25,17 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
     done = 0
     while planned and planned <= of_process.get(done, {}).keys():
         done += 1
-    if done < rule.processes or rule.epsilon is None:
+    if done < rule.processes or rule.target is None:
         return rule.processes
     groups = [[of_process[number][key] for number in range(done)] for key in planned]
-    if all(_is_precise(points, rule.epsilon) for points in groups):
+    if all(_is_precise(points, rule.target) for points in groups):
         return done
     one = median(sum(_seconds(of_process[number][key]) for key in planned) for number in range(done))
     is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
     return min(done + 1, rule.most_processes) if is_affordable else done
 
 
-def _is_precise(points: list[Point], epsilon: float) -> bool:
+def _is_precise(points: list[Point], target: float) -> bool:
     """Whether further processes would not help: the interval is narrow enough, or the point has no time."""
     if points[0].status is not Status.OK:
         return True
@@ -43,7 +43,7 @@ def _is_precise(points: list[Point], epsilon: float) -> bool:
     if found.time_kind is None:
         return True
     half_width = found.figures[found.time_kind].without_server().half_width
-    return half_width is not None and half_width <= epsilon
+    return half_width is not None and half_width <= target
 
 
 def _seconds(point: Point) -> float:

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Backbone, ClipSize, Schedule, Stem
+from perfexp.records import old_names
 from perfexp.stopping import Steady
 from perfexp.sweep import Oom
 
@@ -166,16 +167,27 @@ def settings() -> tuple[tuple[str, str, type], ...]:
     return ("schema", "gpu", Gpu), ("schema", "cluster", Cluster), *generated
 
 
+def with_earlier_names(group: str, node: type) -> type:
+    """Return a settings class that also has the earlier names of its keys, which users' files may have."""
+    keys = {one.name for one in fields(node)}
+    earlier: list[Any] = []
+    for old, new in old_names.NAMES.items():
+        owner, _, key = old.rpartition(".")
+        if owner and f"schema/{owner}" == group and new.removeprefix(f"{owner}.") in keys:
+            earlier.append((key, Any, field(default=None)))
+    return make_dataclass(node.__name__, earlier, bases=(node,), kw_only=True) if earlier else node
+
+
 def _settings_class(name: str, target: str) -> type:
-    fields: list[Any] = [("_target_", str, field(default=MISSING))]
+    members: list[Any] = [("_target_", str, field(default=MISSING))]
     for argument, kind, default in _signature(target):
         if (fixed := _FIXED_KEYS.get((name, argument))) is not None:
-            fields.append((argument, fixed, field(default_factory=fixed)))
+            members.append((argument, fixed, field(default_factory=fixed)))
         elif isinstance(default, list | dict):
-            fields.append((argument, kind, field(default_factory=default.copy)))
+            members.append((argument, kind, field(default_factory=default.copy)))
         else:
-            fields.append((argument, kind, field(default=default)))
-    return make_dataclass(target.rpartition(".")[2], fields, kw_only=True)
+            members.append((argument, kind, field(default=default)))
+    return make_dataclass(target.rpartition(".")[2], members, kw_only=True)
 
 
 def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:

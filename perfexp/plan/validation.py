@@ -61,8 +61,8 @@ def check(plan: config.Plan) -> None:
 
 def _check_numbers(plan: config.Plan) -> None:
     """Raise UserError for numbers that cannot be measured, computed with or written; nan is never in range."""
-    if plan.replicate is not None and plan.replicate < 1:
-        raise UserError(f"replicate={plan.replicate}: set at least 1 process, or null for the stopping rule's number.")
+    if plan.processes is not None and plan.processes < 1:
+        raise UserError(f"processes={plan.processes}: set at least 1 process, or null for the stopping rule's number.")
     for percentile in plan.percentiles:
         if not _LEAST_PERCENTILE <= percentile <= 100 - _LEAST_PERCENTILE:
             raise UserError(

@@ -24,13 +24,13 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
     """Return the speed of every training point of a run, whatever its status; `folder` is the run's.
 
     images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log. The
-    processes of a point have one speed together, or one each where the plan names their number (`replicate`).
+    processes of a point have one speed together, or one each where the plan names their number (`processes`).
     """
     log_file = str(RunPaths(folder.resolve()).log)
     together: dict[Key, list[Point]] = defaultdict(list)
     for point in record.points:
         if point.key.phase == _PHASE:
-            together[point.key if record.plan.get("replicate") else without_replicate(point.key)].append(point)
+            together[point.key if record.plan.get("processes") else without_replicate(point.key)].append(point)
     speeds = [(key, _of_point(points, record, log_file)) for key, points in together.items()]
     alike: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:

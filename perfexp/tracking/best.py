@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
-from perfexp.records.estimates import is_estimate, is_rate_estimate
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
@@ -43,10 +42,10 @@ def figures(table: Sequence[Row]) -> Iterator[Best]:
             if timed := [row for row in of_phase if kind in row.times]:
                 best = min(timed, key=lambda row: row.times[kind].median.value)
                 value = best.times[kind].median.value * 1e3
-                yield Best(f"{prefix}{metric_part(kind)}_p50_ms", best, value, is_estimate(best, kind))
+                yield Best(f"{prefix}{metric_part(kind)}_p50_ms", best, value, best.times[kind].median.low is None)
         if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
             rate, best = max(rated, key=lambda one: one[0].value)
-            yield Best(f"{prefix}samples_per_second", best, rate.value, is_rate_estimate(best))
+            yield Best(f"{prefix}samples_per_second", best, rate.value, rate.low is None)
 
 
 def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from perfexp.host.credentials import hide
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.summaries.subject import one_line
-from perfexp.tables.csv_tables import Cell
+from perfexp.tables.flat import Cell
 from perfexp.tracking import run_names
 from perfexp.tracking.descriptions import NAME_LENGTH, clean
 from perfexp.tracking.uploads import Upload

@@ -13,7 +13,7 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
 from perfexp.host.files import safe_name
-from perfexp.records.estimates import is_estimate
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
@@ -22,7 +22,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, median_text, row_rate_text
+from perfexp.summaries.wording import bare, median_text, row_rate_text
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
 NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
@@ -141,7 +141,7 @@ def of_user(plan: Mapping[str, Any]) -> list[str]:
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
     """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
     # MLflow's page already has the run's name as its title
-    page = markdown.markdown(record).partition("\n")[2].strip("\n")
+    page = markdown.markdown(record).removeprefix("# ").strip("\n")
     files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
     return _signed(*of_user(record.plan), *_head(record, table), page, *files)
 
@@ -191,9 +191,9 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
         rows = [row for row in table if row.key.phase == phase]
         timed = sorted((row.time.median.value, place) for place, row in enumerate(rows) if row.time)
         if len(rows) == len(timed) == 1:
-            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
+            text = f"{time_title(rows[0].time_kind)} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
         elif timed:
-            kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+            kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in rows if row.time_kind))
             least, most = (_bare(rows[place]) for _, place in (timed[0], timed[-1]))
             text = f"{kinds} p50 {least} … {most} at {len(timed)} of {len(rows)} points"
         else:
@@ -203,7 +203,7 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
 
 def _bare(row: Row) -> str:
     """The time of a row without its interval, `≈` before it if that is missing."""
-    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare_time(row.time.median)}" if row.time and row.time_kind else ""
+    return f"{'≈ ' * (row.time.median.low is None)}{bare(row.time.median)}" if row.time else ""
 
 
 def _signed(*blocks: str) -> str:

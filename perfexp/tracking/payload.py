@@ -23,8 +23,8 @@ from perfexp.records.record import LARGEST, Artifact, Key, Point, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.sweep_summary import paired
-from perfexp.tables import csv_tables
-from perfexp.tables.quantities import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
+from perfexp.tables import flat
+from perfexp.tables.flat import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
 from perfexp.tracking import best, datasets, descriptions, run_names, run_params
 from perfexp.tracking.datasets import Dataset
 from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
@@ -89,7 +89,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
     files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
-    points, first_tags = datasets.table(csv_tables.overall(record, table))
+    points, first_tags = datasets.table(flat.overall(record))
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     tags = {
@@ -127,7 +127,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
     table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
-    points, first_tags = datasets.table(csv_tables.sweep(sweep, records) if records else [])
+    points, first_tags = datasets.table(flat.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),

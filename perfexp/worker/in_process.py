@@ -25,10 +25,10 @@ def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any]
     Args:
         warn: called with the cause of a wait, at once and every minute.
     """
-    if plan.ranks > 1 or plan.processes > 1 or plan.ttfp or plan.profile_keys() or plan.seeks_batch:
+    if plan.ranks > 1 or plan.least_processes > 1 or plan.cold_start or plan.profile_keys() or plan.seeks_batch:
         raise UserError(
-            "an object is measured in one process: leave out gpu.count, replicate, ttfp, profiler and batch_size=max, "
-            "or pass 'module:name'."
+            "an object is measured in one process: leave out gpu.count, processes, cold_start, profiler and "
+            "batch_size=max, or pass 'module:name'."
         )
     emit = _Waits(warn)
     try:

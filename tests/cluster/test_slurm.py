@@ -18,7 +18,7 @@ from perfexp.records.sweep_record import Sweep
 from tests.cluster.conftest import write_site
 from tests.ranks.test_several_ranks import NET
 
-RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "ttfp=false", "tracking=none")
+RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "tracking=none")
 SLURM = ("hydra/launcher=slurm", "-m", "--config-dir=mine")
 pytestmark = pytest.mark.slurm
 
@@ -217,7 +217,7 @@ def training(sweep, tmp_path, monkeypatch):
     (tmp_path / "mine" / "model" / "net.yaml").write_text("_target_: few_numbers.Net\n")
     (tmp_path / "few_numbers.py").write_text(NET)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}")
-    base = ("model=net", "mode=train", "gpu=cpu", "gpu.nodes=2", "batch_size=2", "execution.threads=1", "ttfp=false")
+    base = ("model=net", "mode=train", "gpu=cpu", "gpu.nodes=2", "batch_size=2", "execution.threads=1")
     base += ("tracking=none", "cluster=test", "stopping=fixed", "stopping.warmup=1", "percentiles=[50]")
 
     def training(*arguments):

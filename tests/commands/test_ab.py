@@ -64,7 +64,7 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     assert "".join(name for _, name in sorted(points)) == "0110"
     for folder in (one, two):
         record = Record.load(folder)
-        assert (record.status, record.plan["replicate"]) == (Status.OK, 2)
+        assert (record.status, record.plan["processes"]) == (Status.OK, 2)
         assert record.sweep.level == sequential.level(2)
         assert {point.key.phase for point in record.points} == {"inference"}  # no cold starts
     found = compared(capsys, "x")
@@ -110,7 +110,7 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     assert "? UNDECIDED" in out
     assert "UNDECIDED after 4 processes of each side, the most" in out
     assert [side.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
-    assert [Record.load(folder).plan["replicate"] for folder in folders(here)] == [4, 4]
+    assert [Record.load(folder).plan["processes"] for folder in folders(here)] == [4, 4]
     assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [4, 4]
 
 
@@ -150,19 +150,19 @@ def test_a_variant_that_fails_ends_it_with_1(here, capsys):
 
 @pytest.mark.slow
 def test_more_processes_continue_a_run(here, capsys):
-    plain = [text for text in FAKE if text != "output_dir=x"] + ["ttfp=false", "output_dir=r"]
+    plain = [text for text in FAKE if text != "output_dir=x"] + ["output_dir=r"]
     for count in (1, 3):
-        assert main.main([*plain, f"replicate={count}"]) == 0
+        assert main.main([*plain, f"processes={count}"]) == 0
     assert [point.key.replicate for point in read_points(here / "r" / "points.jsonl")] == [0, 1, 2]
     first = read_points(here / "r" / "points.jsonl")[0]
     assert Record.load(here / "r").points[0].started == first.started
     (here / "r" / "points.jsonl").unlink()  # the record has them
-    assert main.main([*plain, "replicate=4"]) == 0
+    assert main.main([*plain, "processes=4"]) == 0
     assert msgspec.to_builtins(Record.load(here / "r").points[0].series) == msgspec.to_builtins(first.series)
     assert len(Record.load(here / "r").points) == 4
     capsys.readouterr()
-    assert main.main([*plain, "replicate=2"]) == 2
-    assert "replicate: 4 → 2" in capsys.readouterr().err
+    assert main.main([*plain, "processes=2"]) == 2
+    assert "processes: 4 → 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_more_processes_continue_a_run(here, capsys):
         (("fft", "", *FAKE), "'fft' is not an override"),
         (("'algorithm=fft", "", *FAKE), "give overrides in one word"),
         (("output_dir=a", "", *FAKE), "'output_dir' is set by COMMON"),
-        (("", "replicate=4", *FAKE), "'replicate' is set by the command"),
-        (("", "", *FAKE, "replicate=4"), "'replicate' is set by the command"),
+        (("", "processes=4", *FAKE), "'processes' is set by the command"),
+        (("", "", *FAKE, "processes=4"), "'processes' is set by the command"),
         (("batch_size=1", "batch_size=2", *FAKE), "A and B measure different points"),
         (("batch_size=1,2", "", *FAKE), "batch_size"),
         (("", "algorithm=nonsense", *FAKE), "nonsense"),

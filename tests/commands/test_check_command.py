@@ -15,7 +15,7 @@ from perfexp.records.record import Metric, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
 
 FLAT = [1.0, 1.001, 0.999]
-FAKE = ("model=fake", "gpu=fake", "replicate=3", "input_size=64", "tracking=none", "probes.work=false")
+FAKE = ("model=fake", "gpu=fake", "processes=3", "input_size=64", "tracking=none", "probes.work=false")
 
 
 def made(points=(FLAT,), *, seed=0, host="node1", scale=1.0, model="resnet18", board="NVIDIA H200"):

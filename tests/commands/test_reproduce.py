@@ -13,7 +13,7 @@ from perfexp import commands
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 
-GIVEN = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=brisk", "replicate=3", "device_lock=wait")
+GIVEN = ("model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3", "device_lock=wait")
 AGAIN = ("reproduce", "x", "tracking=none", "device_lock=wait")
 #: Found only while nothing has been measured.
 RESULTS = "outputs"
@@ -151,7 +151,7 @@ def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_
     [
         (["x", "output_dir=x"], "is the record's own folder"),
         (["sweep"], "is a sweep; name the folder of one of its runs"),
-        (["x", "replicate=3"], "'replicate' is set by --processes"),
+        (["x", "processes=3"], "'processes' is set by --processes"),
         (["nowhere"], "No record can be read"),
         (["x", "--image=--privileged", "--engine=true"], "an option of the engine"),
         (["x", "--image=perfexp", "--engine=no-such-engine"], "No container engine found (no-such-engine)"),
@@ -210,5 +210,5 @@ def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     for name in ("plan.yaml", "manifest.json"):
         Path("z", name).unlink()
     Path("z/record.json").write_bytes(msgspec.structs.replace(record, command=record.command[:-1]).to_json())
-    assert run("reproduce", "z", "replicate=2")[0] == 2
+    assert run("reproduce", "z", "processes=2")[0] == 2
     assert run("reproduce", "z", "--dry-run")[0] == 0

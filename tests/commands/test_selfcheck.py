@@ -9,7 +9,7 @@ from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities, machine_priors
+from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
@@ -75,8 +75,8 @@ def test_a_run_that_fails_is_not_summed_up(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["replicate=5"], "'replicate' is set by --processes"),
-        (["ttfp=true"], "'ttfp' is set by the command"),
+        (["processes=5"], "'processes' is set by --processes"),
+        (["cold_start=true"], "'cold_start' is set by the command"),
         (["fast"], "'fast' is not an override"),
         (["batch_size=1,8"], "batch_size"),
     ],
@@ -88,9 +88,9 @@ def test_keys_of_the_command_and_sweeps_are_refused(words, message):
 
 @pytest.mark.parametrize(("visible", "model"), [(0, "resnet18"), (2, "resnet50")])
 def test_without_a_model_the_machine_decides(monkeypatch, visible, model):
-    monkeypatch.setattr(capabilities, "visible_gpus", lambda: visible)
+    monkeypatch.setattr(worker_query, "visible_gpus", lambda: visible)
     _, plan = selfcheck.settle([], 10, None)
-    assert (plan.model_name, plan.processes, plan.ttfp) == (model, 10, False)
+    assert (plan.model_name, plan.processes, plan.cold_start) == (model, 10, False)
     assert plan.input_size == [(96, 96)]
     _, plan = selfcheck.settle(["gpu=cpu", "input_size=64", "stopping=coarse"], 4, None)
     assert (plan.model_name, plan.processes, plan.input_size) == ("resnet18", 4, [(64, 64)])
@@ -150,7 +150,7 @@ def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record)
 @pytest.mark.slow
 def test_later_runs_know_how_processes_differed(processes_that_differ, here, monkeypatch):
     monkeypatch.setattr(priors, "DISTURBED", frozenset())  # other tests are other work
-    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "replicate=1")
+    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "processes=1")
     for folder in ("before", "after", "again"):
         assert main.main([*run, f"output_dir={folder}"]) == 0
         if folder == "before":

@@ -32,13 +32,13 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 def plain_plan(*overrides):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        return config.plan_of(compose(config_name="config", overrides=["replicate=1", *overrides]), {})
+        return config.plan_of(compose(config_name="config", overrides=["processes=1", *overrides]), {})
 
 
 @pytest.fixture(scope="module")
 def plan():
     """The plan of ten sizes, as a run leaves it."""
-    return plain_plan("model=resnet50", "gpu=h200", "sweep=sizes", "ttfp=false")
+    return plain_plan("model=resnet50", "gpu=h200", "sweep=sizes")
 
 
 def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=(), expected=None):
@@ -89,7 +89,7 @@ def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimate
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["gpu=h200", "sweep=sizes", "ttfp=false"], ", ~22 s left"),
+        (["gpu=h200", "sweep=sizes"], ", ~22 s left"),
         (["gpu=cpu"], ", ~7.0 s left"),
         (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~16 s left"),
         (["stopping=fixed"], ""),
@@ -169,7 +169,7 @@ def test_runs_that_share_a_cell_are_added_up_and_folders_are_told_apart(plan, tm
 
 
 def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
-    folder = leave(tmp_path / "run", plan | {"ttfp": True})
+    folder = leave(tmp_path / "run", plan | {"cold_start": True})
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, first prediction missing" in capsys.readouterr().out
     key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="torch")
@@ -185,7 +185,7 @@ def profile_point(status):
 
 
 def test_a_profile_that_failed_or_is_missing_is_not_all_done(tmp_path, capsys):
-    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false", "profiler=nsys")
+    plan = plain_plan("model=resnet50", "sweep=sizes", "profiler=nsys")
     folder = leave(tmp_path / "run", plan)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile missing, ~60 s left\n" in capsys.readouterr().out
@@ -208,8 +208,8 @@ def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp
 
 def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_path, capsys):
     evil = {"_target_": "pathlib.Path.touch", "name": "evil", "self": str(tmp_path / "touched")}
-    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false")
-    profiled = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false", "profiler=nsys")
+    plan = plain_plan("model=resnet50", "sweep=sizes")
+    profiled = plain_plan("model=resnet50", "sweep=sizes", "profiler=nsys")
     folder = leave(tmp_path / "run", plan | {"profiler": evil}, expected=profiled)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile missing" in capsys.readouterr().out
@@ -221,7 +221,7 @@ def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_p
 
 
 def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
-    plan = plain_plan("model=resnet50", "ttfp=false", "profiler=nvtx")
+    plan = plain_plan("model=resnet50", "profiler=nvtx")
     folder = leave(tmp_path / "run", plan, statuses=())
     (folder / "points.jsonl").write_bytes(profile_point(Status.OK))
     assert commands.run(["status", str(tmp_path)]) == 0
@@ -231,11 +231,11 @@ def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["input_size=[224,512x1024]", "batch_size=[1,8]", "replicate=2"],
+        ["input_size=[224,512x1024]", "batch_size=[1,8]", "processes=2"],
         ["sweep=sizes", "sweep.num_sizes=100", "mode=train"],
         ["sweep=batch", "mode=train_inference", "precision=bf16"],
-        ["ttfp=false", "mode=train_inference"],
-        ["mode=train_inference", "batch_size=[1,8]", "replicate=2", "profiler=nsys"],
+        ["mode=train_inference"],
+        ["mode=train_inference", "batch_size=[1,8]", "processes=2", "profiler=nsys"],
         ["mode=train_inference", "batch_size=[1,8]", "profiler=torch", "profiler.all_points=true"],
     ],
 )
@@ -405,7 +405,7 @@ def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, 
         ("batch_size", "1", "[1,2,4]", False),
         ("sweep.num_sizes", "2", "5", False),
         ("mode", "train", "train_inference", False),
-        ("replicate", "1", "3", False),
+        ("processes", "1", "3", False),
     ],
 )
 def test_a_run_that_has_not_begun_has_as_many_points_as_one_like_it_or_nobody_knows(
@@ -436,7 +436,7 @@ def test_runs_that_the_command_does_not_tell_apart_are_said_not_to_be_counted(pl
 
 
 def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):
-    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false", "stopping=fixed")  # which has no limit of time
+    plan = plain_plan("model=resnet50", "sweep=sizes", "stopping=fixed")  # which has no limit of time
     leave(tmp_path / "a" / "0", plan, statuses=[Status.OK] * 9, wall_seconds=2.0)
     leave(tmp_path / "a" / "1", plan, statuses=(), names=[("model", "vgg16")])
     leave(tmp_path / "b" / "0", plan, statuses=[Status.OK] * 8, wall_seconds=40.0)
@@ -455,7 +455,7 @@ def refused_by_a_worker(folder):
     """A real run that finds its device in use, in a folder that somebody has a file in: otherwise it leaves none."""
     folder.mkdir()
     (folder / "notes.txt").touch()
-    fake = (*FAKE, "ttfp=false", "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail")
+    fake = (*FAKE, "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail")
     with lock.held("perfexp-test-status", wait=False, purpose="something else", waiting=print):
         assert main([*fake, f"output_dir={folder}"]) == 2
 
@@ -471,7 +471,7 @@ def test_a_run_that_a_worker_refused_is_told_with_the_reason_and_misses_nothing(
 
 
 def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
-    fake = (*FAKE, "ttfp=false", "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail", "replicate=2")
+    fake = (*FAKE, "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail", "processes=2")
     for name in ("0_1", "1_2"):
         (tmp_path / "s" / name).mkdir(parents=True)
         (tmp_path / "s" / name / "notes.txt").touch()
@@ -493,7 +493,7 @@ def test_an_empty_reason_is_none(tmp_path, capsys):
 
 
 def test_a_profile_that_is_refused_is_no_run_that_was(tmp_path):
-    arguments = (*FAKE, "ttfp=false", "profiler=torch", "profiler.modules=true", f"output_dir={tmp_path / 'run'}")
+    arguments = (*FAKE, "profiler=torch", "profiler.modules=true", f"output_dir={tmp_path / 'run'}")
     assert main([*arguments]) == 1
     assert not (tmp_path / "run" / "refused.txt").exists()
 

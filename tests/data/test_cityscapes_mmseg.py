@@ -226,7 +226,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
 
     def go(*arguments: str) -> tuple[int, str, Record | None]:
-        settings = ("gpu=cpu", "data=cityscapes", "input_size=64x128", "batch_size=2", "ttfp=false", "tracking=none")
+        settings = ("gpu=cpu", "data=cityscapes", "input_size=64x128", "batch_size=2", "tracking=none")
         fixed = ("stopping=fixed", "stopping.warmup=1", "stopping.measure=3", "output_dir=x")
         code = main([*settings, *fixed, *arguments])
         printed = capsys.readouterr()

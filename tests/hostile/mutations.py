@@ -49,7 +49,7 @@ def _overrides(place, path, random_):
     keys = (
         *("stopping", "model", "algorithm", "probe", "profiler", "experiment", "hydra/launcher", "hydra.searchpath"),
         *("model.config", "model.options", "model.kwargs", "algorithm.cache_dir", "profiler.tool", "batch_size"),
-        *("input_size", "seed", "replicate", "output_dir", "speed_dir", "stage", "tracking.uri", "+x", "~model"),
+        *("input_size", "seed", "processes", "output_dir", "speed_dir", "stage", "tracking.uri", "+x", "~model"),
         *("stopping.measure", "data.root", "model.weights", "timeout_seconds", "execution.threads", "model._target_"),
     )
     _rewrite(path, lambda content: content["command"].append(f"{random_.choice(keys)}={random_.choice(values)}"))

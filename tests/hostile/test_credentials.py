@@ -15,7 +15,7 @@ from tests.rotation import some_of
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
 SECRETS = ("s3cr3t-plain", "s3cr3t%2Fslash", "s3cr3t at@sign", "s3cr3t:colon", "s3cr3t,comma", "s3cr3t'quote")
-FAKE = ("model=fake", "gpu=fake", "ttfp=false", "stopping=fixed", "tracking.request_timeout_seconds=2")
+FAKE = ("model=fake", "gpu=fake", "stopping=fixed", "tracking.request_timeout_seconds=2")
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeyp
     monkeypatch.setenv("KEPT", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)]))
     words = ["input_size=9", f"batch_size={BATCH}", "gpu=cpu", "tracking=none", "stopping=fixed"]
-    command = [sys.executable, "-m", "perfexp", "--config-dir", "own", "model=kept", "ttfp=false", "output_dir=run"]
+    command = [sys.executable, "-m", "perfexp", "--config-dir", "own", "model=kept", "output_dir=run"]
     done = subprocess.run([*command, *words, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     points = Record.load(tmp_path / "run").points

@@ -9,7 +9,7 @@ from perfexp.stopping import Fixed, Precision
 
 
 def rule(**settings):
-    return Precision(**{"epsilon": 0.02, "processes": 3, "most_processes": 5, "budget_seconds": 100.0, **settings})
+    return Precision(**{"target": 0.02, "processes": 3, "most_processes": 5, "budget_seconds": 100.0, **settings})
 
 
 def process(number, seconds=0.01, *, sizes=(64,), status=Status.OK, wall=1.0, start=1.0):

@@ -66,7 +66,7 @@ def test_relative_imports_loops_and_broken_files_are_read(here):
 def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(here))
     command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
-    command += ["ttfp=false", "tracking=none"]
+    command += ["tracking=none"]
     assert main([*command, "output_dir=a"]) == 0
     (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))
     for again in ([*command, "output_dir=a"], ["resume=a", "--config-dir=conf"]):
@@ -83,7 +83,7 @@ def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
 def test_a_sweep_of_changed_code_has_no_table_and_a_repetition_names_the_file(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(here))
     command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
-    command += ["ttfp=false", "tracking=none", "-m", "batch_size=1,2", "output_dir=s"]
+    command += ["tracking=none", "-m", "batch_size=1,2", "output_dir=s"]
     assert main(command) == 0
     (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))
     capsys.readouterr()

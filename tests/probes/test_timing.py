@@ -244,7 +244,7 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
         taken.append(count)
         return timing.HostChain(repeat(device, 1e-3), device)(count)
 
-    collected("latency", block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01), device)
+    collected("latency", block, Precision(target=1e-4, max_seconds=0.3, warmup_seconds=0.01), device)
     assert len(taken) > 3
     assert gaps == [0]  # all garbage was collected once, before the first block
 
@@ -252,7 +252,7 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
 def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
     device = FakeDevice(enqueue_seconds=3e-3, queue_depth=10)
     noise, begun = itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)), device.now_ns()
-    rule = Precision(epsilon=1e-9, max_seconds=0.5, min_calls=10, warmup_seconds=0.0)
+    rule = Precision(target=1e-9, max_seconds=0.5, min_calls=10, warmup_seconds=0.0)
     chain = queue.Chain(lambda: device.launch(next(noise)), device, 5)
     series = collected("device", chain, rule, device)
     assert series.stop.reason == "max_seconds"

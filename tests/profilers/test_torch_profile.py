@@ -21,7 +21,7 @@ TORCH = (
     "stopping=fixed",
     "stopping.warmup=1",
     "stopping.measure=3",
-    "ttfp=false",
+    "cold_start=false",
     "tracking=none",
     "probes.work=false",
     "output_dir=x",
@@ -116,7 +116,7 @@ def test_inference_has_its_own_and_nothing_is_followed_that_nobody_asked_for(run
 
 @pytest.mark.slow
 def test_modules_of_what_has_none_are_refused_and_cost_the_profile_only(run):
-    fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "output_dir=y")
+    fake = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=y")
     code, _, [record] = run(*fake, "profiler=torch", "profiler.modules=true")
     assert (code, record.points[-1].status) == (1, Status.FAILED)
     assert "needs a torch model" in record.points[-1].error

@@ -29,7 +29,7 @@ def measured(tmp_path, monkeypatch):
 
 def test_figures_have_the_units_of_their_names_and_the_record_is_inside(measured):
     [folder] = measured(
-        "run", **{"export.vendor_json": "true", "mode": "train_inference", "batch_size": 4, "ttfp": "true"}
+        "run", **{"export.vendor_json": "true", "mode": "train_inference", "batch_size": 4, "cold_start": "true"}
     )
     [file] = folder.glob("benchmark_*.json")
     record = Record.load(folder)
@@ -57,7 +57,7 @@ def test_without_the_key_there_is_no_file(measured):
 
 @pytest.mark.slow
 def test_a_side_of_a_comparison_may_be_a_vendor_file(measured, capsys):
-    one, two = measured("one", "two", **{"export.vendor_json": "true", "replicate": 3})
+    one, two = measured("one", "two", **{"export.vendor_json": "true", "processes": 3})
     files = [str(next(folder.glob("benchmark_*.json"))) for folder in (one, two)]
     printed = []
     capsys.readouterr()

@@ -142,7 +142,7 @@ def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(mak
     assert together == [f"resnet50_{size}_sp_bs2_amp_fp16_1_speed" for size in ("256", "512x1024")] + [
         "resnet50_sp_bs8_amp_fp16_1_speed"
     ]
-    record.plan["replicate"] = 2
+    record.plan["processes"] = 2
     found = of_record(record, tmp_path)
     assert [speed.file_name for speed in found] == [
         "resnet50_256_replicate0_sp_bs2_amp_fp16_1_speed",
