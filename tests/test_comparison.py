@@ -1,6 +1,7 @@
 """Comparison: verdicts on synthetic records whose truth is known, histories, many pairs, and what is paired."""
 
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records.record import Epoch, Metric, Point, Series, Status
+from perfexp.records.record import Epoch, Metric, Point, Series, Status, SweepMembership
 from perfexp.statistics import ratios
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
@@ -425,6 +426,64 @@ def test_the_interval_of_energy_holds_the_truth_of_other_runs():
         [pair] = [pair for pair in judged(*sides) if pair.measure == "energy"]
         held += pair.low <= 1 <= pair.high
     assert held / pairs >= 0.93
+
+
+def answer(*factors, **settings):
+    """The sentence on runs whose times have these factors, the first of which is the baseline's."""
+    flat = (1.0, 1.001, 0.999)
+    runs = [
+        named(f"run{number}", points=[[factor * one for one in flat] for factor in of_run])
+        for number, of_run in enumerate(factors)
+    ]
+    return comparison_table.conclusion(compare(*runs, **settings))
+
+
+@pytest.mark.parametrize(
+    ("factors", "sentence"),
+    [
+        ([[1.0], [1.6]], r"B is 1\.60× slower than A \(± [\d.]+ %, GPU time\)"),
+        ([[1.6], [1.0]], r"B is 1\.60× faster than A \(± [\d.]+ %, GPU time\)"),
+        ([[1.0], [1.0]], r"B and A are the same within ±1 % \(± [\d.]+ %, GPU time\)"),
+        ([[1.0], [1.01]], r"undecided whether B is better or worse than A: a wider --margin may decide \(± .*\)"),
+        (
+            [[1.0, 1.0, 1.0], [0.5, 0.5, 1.0]],
+            r"B against A: faster at 2, the same at 1 of 3 points \(GPU time; geometric mean 0\.630×\)",
+        ),
+        ([[1.0], [0.9], [0.5]], r"largest gain of 2 sides: C is 2\.00× faster than A \(.*\)"),
+        ([[1.0], [1.0], [2.0]], "none of 2 sides is shown to be better than A at all points"),
+    ],
+)
+def test_a_comparison_is_answered_in_one_sentence(factors, sentence):
+    assert re.fullmatch(sentence, answer(*factors))
+
+
+def test_the_answer_names_other_figures_and_those_that_were_chosen():
+    sides = [
+        with_metric(named(name, points=[[time * one for one in (1.0, 1.001, 0.999)]]), "memory/peak_bytes", [size] * 3)
+        for name, time, size in (("a", 1.0, 2**30), ("b", 1.6, 2**29))
+    ]
+    assert comparison_table.conclusion(compare(*sides)).endswith("GPU time); memory 0.500×")
+    of_memory = comparison_table.conclusion(compare(*sides, measures=["memory"]))
+    assert of_memory == "memory of B is less: 512 MiB against 1024 MiB"
+
+
+@pytest.mark.parametrize(
+    ("level", "remedy"),
+    [(None, "measure both again with replicate="), (0.007, "repeat perfexp ab with output_dir=DIR")],
+)
+def test_an_undecided_answer_names_what_would_decide(level, remedy):
+    rng, times = np.random.default_rng(0), [0.93, 1.0, 1.07]
+    one, two = record("one", [times], rng), record("two", [[1.09 * time for time in times]], rng)
+    for job, made in enumerate((one, two)):
+        made.sweep = SweepMembership(uid="ab", job=job, level=level) if level else None
+    assert f"better or worse than A: {remedy}" in comparison_table.conclusion(compare(one, two))
+
+
+def test_an_answer_on_runs_that_cannot_be_compared_names_the_confounder():
+    one, two = named("one"), named("two")
+    one.environment, two.environment = ({"device": {"power_limit_watts": watts}} for watts in (700.0, 500.0))
+    sentence = comparison_table.conclusion(compare(one, two))
+    assert sentence.startswith("B cannot be compared with A: power_limit: 700 → 500; ")
 
 
 def test_what_can_not_be_paired_is_refused():

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from perfexp.records import diagnostics, priors
+from perfexp.records import diagnostics, priors, summary
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Component, Repeats, geometric_mean, pooled
 from perfexp.statistics.prior import LEAST_VARIANCE, Prior
+from tests.sinks.builders import Builder
 
 PRIOR = Prior(variance=1e-4, degrees=3.0)
 
@@ -179,5 +180,39 @@ def test_other_work_on_a_cpu_widens_the_interval_of_a_run_but_not_of_one_in_turn
     assert priors.find(known, [busy], "memory").server == priors.find(known, [idle], "memory").server
     of_gpu = timed(process_start="fresh", device_method="queue", other_cpu_cores=1.0)
     assert priors.find(priors.of_kind("cuda"), [of_gpu], "latency").server == 0.0
+    assert priors.find(known, [busy], "latency", free=1) == priors.find(known, [idle], "latency")
+    busier = timed(process_start="forked", other_cpu_cores=1.5)
+    assert priors.find(known, [busier], "latency", free=1).server == pytest.approx(usual + math.log(1.5) ** 2)
     figure = Repeats(values=(1.0, 1.01, 0.99), prior=priors.find(known, [busy], "latency"))
     assert figure.half_width > 3 * figure.without_server().half_width
+
+
+@pytest.mark.parametrize(
+    ("session", "cpu", "ranks", "free"),
+    [
+        ({"threads": 1}, {"logical_cores": 2, "affinity": [0, 1]}, None, 1),
+        ({"threads": 1}, {"logical_cores": 64, "affinity": [0, 1]}, None, 1),
+        ({"threads": 2}, {"logical_cores": 8}, None, 6),
+        ({"threads": 4}, {"logical_cores": 2}, None, 0),
+        ({"threads": 1}, {}, None, 0),
+        ({}, {"logical_cores": 2}, None, 0),
+        ("unknown", None, None, 0),
+        ({"threads": 1}, {"logical_cores": 2}, {"devices": 2}, 0),
+    ],
+)
+def test_other_work_that_fits_beside_the_threads_of_a_run_does_not_widen_its_intervals(
+    make_record, session, cpu, ranks, free
+):
+    others = 1.0
+    points = [
+        Builder().point(0.01 * factor, replicate=number, facts={"other_cpu_cores": others, "process_start": "forked"})
+        for number, factor in enumerate((1.0, 1.01, 0.99))
+    ]
+    for point in points:
+        point.doubts = [diagnostics.make("busy_host", load=others, cores=2)]
+    made = make_record(points=points)
+    made.environment |= {"session": session, "cpu": cpu} | ({"ranks": ranks} if ranks else {})
+    assert priors.free_cores(made) == free
+    [row] = summary.rows(made)
+    widened = priors.find(priors.of_record(made), points, "latency", free).server
+    assert row.figures["latency"].prior.server == widened

@@ -18,7 +18,7 @@ from perfexp.commands import sides
 from perfexp.commands.app import ConfigDir, app
 from perfexp.commands.benchmark import given_keys
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import judging
+from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.judging import Settings
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
@@ -114,7 +114,9 @@ def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment])
 def _show(root: Path, settings: Settings, console: Console, code: int) -> int:
     """Print the comparison, and return an exit code: that of runs that failed, if they cannot be compared."""
     try:
-        print_comparison(judging.compare(sides.load([str(root)], None), settings), console)
+        compared = judging.compare(sides.load([str(root)], None), settings)
+        print_comparison(compared, console)
+        console.note(comparison_table.conclusion(compared))
     except UserError as error:
         if not code:
             raise

@@ -66,6 +66,7 @@ def compare(
             echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
         for file in targets.values():
             echo(f"wrote {file}")
+        echo(comparison_table.conclusion(compared))
     if log:
         echo(_log(compared, loaded, output, uri), err=as_json)
 

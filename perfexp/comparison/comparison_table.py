@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from statistics import geometric_mean
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from perfexp.comparison.document import Alone, Compared, Comparison, DeviceSumma
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
-from perfexp.records.point_times import GRAPH
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH
+from perfexp.records.quantities import TIMES
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
@@ -22,6 +24,9 @@ from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
+#: Times that decide and verdicts, in a sentence.
+_IN_WORDS = {name: TIMES[name].caption for name in DEVICE_TIMES} | {"throughput": "time per sample"}
+_ADVERBS = {Verdict.SAME: "the same", Verdict.NOT_COMPARABLE: "not comparable", Verdict.UNDECIDED: "undecided"}
 #: Ratios of two devices, in words.
 _DEVICE_RATIOS = {
     "speedup": "speedup",
@@ -363,6 +368,85 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
         f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
         for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
     ]
+
+
+def conclusion(comparison: Comparison) -> str:
+    """Answer in one sentence which side is faster, and by how much; of several sides, which one gains most."""
+    baseline, *sides = comparison.sides
+    if len(sides) == 1:
+        return _answer(comparison, sides[0])
+    gains = {}
+    for side in sides:
+        deciding = _deciding_or_first(comparison, side)
+        if {pair.verdict for pair in deciding} == {Verdict.BETTER}:
+            gains[side] = geometric_mean(time_ratio(pair).value for pair in deciding)
+    if not gains:
+        return f"none of {len(sides)} sides is shown to be better than {baseline.name} at all points"
+    return f"largest gain of {len(sides)} sides: {_answer(comparison, min(gains, key=gains.__getitem__))}"
+
+
+def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
+    """The pairs of the measure that decides; of the first one that was compared where it is not among them."""
+    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    times = [pair for pair in pairs if pair.measure in DECISIVE]
+    return _deciding(side, pairs) or decisive(times) or [pair for pair in pairs if pair.measure == pairs[0].measure]
+
+
+def _answer(comparison: Comparison, side: SideFacts) -> str:
+    """What the comparison of a side with the baseline shows, in a sentence."""
+    one, deciding = comparison.sides[0].name, _deciding_or_first(comparison, side)
+    if not deciding:
+        return f"{side.name} and {one} have no figure in common"
+    names = ", ".join(dict.fromkeys(_IN_WORDS.get(pair.measure, pair.measure) for pair in deciding))
+    if len(deciding) > 1:
+        counts = Counter(_ADVERBS.get(pair.verdict, pair.word.lower()) for pair in deciding)
+        words = ", ".join(f"{word} at {count}" for word, count in counts.most_common())
+        means = [mean for mean in comparison.means if (mean.side, mean.measure) == (side.name, deciding[0].measure)]
+        mean = "".join(f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1)
+        return f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean})"
+    [pair] = deciding
+    others = [each for each in comparison.pairs if each.side == side.name and each is not pair]
+    known = [f"{each.measure} {_brief(each)}" for each in others if _brief(each) and each.measure != "cycles"]
+    return "; ".join(filter(None, (_of_pair(comparison, side, pair, names), ", ".join(known))))
+
+
+def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str) -> str:
+    """The verdict of the pair that decides, in words."""
+    one, two = comparison.sides[0].name, side.name
+    if pair.verdict is Verdict.NOT_COMPARABLE:
+        why = [line for line in confounders(side) if line.partition(":")[0] in pair.confounders]
+        return f"{two} cannot be compared with {one}: {'; '.join(why)}"
+    is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
+    if is_decided and MEASURES[pair.measure].better != "FASTER":
+        before, now = (figure(value, pair.unit) for value in (pair.baseline, pair.other))
+        return f"{names} of {two} is {pair.word.lower()}: {now} against {before}"
+    ratio = time_ratio(pair) if pair.ratio else None
+    if is_decided and ratio:
+        if pair.verdict is Verdict.BETTER:
+            ratio = Interval(value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low)
+        answer = f"{two} is {units.digits(ratio.value)}× {pair.word.lower()} than {one}"
+    elif pair.verdict is Verdict.SAME:
+        answer = f"{two} and {one} are the same within ±{bare(comparison.margin)}"
+    else:
+        answer = f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
+    width = ratio_text(ratio).partition(" ")[2].strip("()") if ratio and ratio.low is not None else ""
+    return f"{answer} ({', '.join(filter(None, (width, names)))})"
+
+
+def _brief(pair: Compared) -> str:
+    """A decided ratio in a word; empty if it is open."""
+    if pair.verdict is Verdict.SAME:
+        return "the same"
+    return f"{units.digits(pair.ratio)}×" if pair.verdict in (Verdict.BETTER, Verdict.WORSE) and pair.ratio else ""
+
+
+def _would_decide(side: SideFacts, pair: Compared) -> str:
+    """What would probably decide an undecided pair."""
+    if side.level < ALPHA and min(pair.processes) < sequential.MOST:
+        return "repeat perfexp ab with output_dir=DIR and a longer --max-seconds"
+    if pair.further_processes:
+        return f"measure both again with replicate={max(pair.processes) + pair.further_processes}"
+    return "a wider --margin may decide" if pair.low is not None else "measure both again with replicate=3"
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:

@@ -66,8 +66,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section
 
 
 def of_comparison(comparison: Comparison) -> bytes:
-    """Return the ratios of a comparison as a table and a plot for each side, and the layers that explain them."""
-    sources = ", ".join(side.source for side in comparison.sides)
+    """Return the answer of a comparison, its ratios as a table and a plot for each side, and the layers that explain them."""
     parts = list(_lines(comparison_table.header(comparison)))
     for side in comparison.sides[1:]:
         parts += [f"<h2>{text(comparison_table.title(comparison, side))}</h2>"]
@@ -77,7 +76,7 @@ def of_comparison(comparison: Comparison) -> bytes:
         layers = comparison_table.layers(comparison, side, has_kernels=True)
         sections = [*comparison_table.sections(comparison, side), ("layers that explain the difference", layers or ())]
         parts += (part for section in sections for part in _section(*section))
-    return _page(f"Comparison of {sources}", parts)
+    return _page(comparison_table.conclusion(comparison), parts)
 
 
 def of_roofline(roofline: Roofline, svg: bytes) -> bytes:

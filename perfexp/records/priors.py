@@ -58,11 +58,25 @@ def of_record(record: Record) -> dict[str, Prior]:
     return record.priors or of_any(kind if isinstance(kind, str) else None)
 
 
-def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str) -> Prior | None:
+def free_cores(record: Record) -> int:
+    """Return how many cores the threads of a run on a CPU leave free; 0 if that is unknown."""
+    session, cpu = record.environment.get("session"), record.environment.get("cpu")
+    if "ranks" in record.environment or not (isinstance(session, dict) and isinstance(cpu, dict)):
+        return 0
+    threads, affinity, cores = session.get("threads"), cpu.get("affinity"), cpu.get("logical_cores")
+    if isinstance(affinity, list) and affinity:
+        cores = len(affinity)
+    return max(cores - threads, 0) if isinstance(cores, int) and isinstance(threads, int) else 0
+
+
+def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str, free: int = 0) -> Prior | None:
     """Return the prior of a figure that the processes of a point have measured.
 
     Processes that are forked from one server share it, and all of a run share the time when they run: other work on a
     CPU's cores then.
+
+    Args:
+        free: cores that the threads of the run leave to other work.
     """
     first = points[0]
     name = class_of(figure, first.facts.get("bound_by"))
@@ -71,16 +85,16 @@ def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str) -> P
         return None
     shared = prior.server if is_forked(first) else 0.0
     if name == HOST_BOUND and not is_of_gpu(first):
-        shared += statistics.fmean(map(_of_other_work, points)) ** 2
+        shared += statistics.fmean(_of_other_work(point, free) for point in points) ** 2
     return msgspec.structs.replace(prior, server=shared)
 
 
-def _of_other_work(point: Point) -> float:
-    """Return by how much other work slows down a process whose threads use all cores, on a logarithmic scale.
+def _of_other_work(point: Point, free: int) -> float:
+    """Return by how much other work beyond the free cores slows down a process, on a logarithmic scale.
 
     The call waits for its slowest thread, which shares its core with other processes for a part of the time.
     """
     cores = point.facts.get("other_cpu_cores")
     if not isinstance(cores, float) or not diagnostics.has(point.doubts, "busy_host"):
         return 0.0
-    return math.log1p(min(max(cores, 0.0), 1.0))
+    return math.log1p(min(max(cores - free, 0.0), 1.0))

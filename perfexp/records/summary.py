@@ -162,8 +162,8 @@ def rows(record: Record) -> list[Row]:
 
 def _rows(record: Record) -> list[Row]:
     percentiles = requested_percentiles(record)
-    unfinished, known_priors = interrupted(record), priors.of_record(record)
-    known = [row(points, percentiles, known_priors) for points in by_point(record).values()]
+    unfinished, known_priors, free = interrupted(record), priors.of_record(record), priors.free_cores(record)
+    known = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
     in_turn = record.sweep is not None and record.sweep.level is not None
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
@@ -190,18 +190,20 @@ def row(
     points: Sequence[Point],
     percentiles: Sequence[float] = (50.0, 95.0, 99.0),
     known: Mapping[str, Prior] | None = None,
+    free: int = 0,
 ) -> Row:
     """The figures of one point with the requested percentiles, in percent.
 
     Args:
         points: results of the processes that measured it, whose figures `pooled_metrics` combines.
         known: priors by class; None for those of the package.
+        free: cores that the threads of the run leave to other work on a CPU.
     """
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
     if known is None:
         known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
-    prior = partial(priors.find, known, points)
+    prior = partial(priors.find, known, points, free=free)
     times, figures, processes = {}, dict[str, Repeats](), {}
     for name in TIME_KINDS:
         if measured := comparable(points, name):
