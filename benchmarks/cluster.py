@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfexp.cluster import job_states, jobs_file
+from perfexp.cluster import job_states
 from perfexp.main import main as measure
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Status, read_points
@@ -221,7 +221,7 @@ def scale(cluster: PrivateSlurm, folder: Path, runs: int) -> int:
     launch = [text for text in LAUNCH if not text.startswith("--config-dir")]
     with contextlib.chdir(folder), composing.remembered():  # Hydra needs half a second of CPU time for each run
         assert measure([*run, *launch, seeds, "batch_size=1", f"--max-jobs={runs}", "output_dir=sweep"]) == 0
-    arrays = len({entry.job.partition("_")[0] for entry in jobs_file.load(SweepPaths(folder / "sweep")).values()})
+    arrays = len({entry.job.partition("_")[0] for entry in job_states.load(SweepPaths(folder / "sweep")).values()})
     pending = _timed_status(folder)
     _leave_records(folder, runs // 2)
     half = _timed_status(folder)

@@ -248,7 +248,8 @@ def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, 
         known = priors.of_any("cuda")["device"]
         both = [[Repeats(values=tuple(row), prior=known) for row in side[:, :processes].tolist()] for side in values]
         drafts = [draft(one, other, level) for one, other in zip(*both, strict=True)]
-        words = np.array(judging._verdicts(drafts, settings))
+        judging.judge(drafts, settings)
+        words = np.array([one.verdict for one in drafts])
         differs, same = np.isin(words, (Verdict.BETTER, Verdict.WORSE)), words == Verdict.SAME
         false.append(float((differs & ~beyond).sum() / max(differs.sum(), 1)))
         if Verdict.UNDECIDED not in words:
@@ -264,10 +265,8 @@ def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, 
 
 def draft(baseline: Repeats, other: Repeats, level: float) -> judging._Draft:
     """A figure of `device` before its verdict."""
-    ratio, points = ratios.log_ratio(other, baseline), (None, None)
-    return judging._Draft(
-        side="B", measure="device", points=points, figures=(baseline, other), ratio=ratio, confounders=(), level=level
-    )
+    ratio = ratios.log_ratio(other, baseline)
+    return judging._Draft(measure="device", figures=(baseline, other), ratio=ratio, confounders=(), level=level)
 
 
 def sweep(seed: int) -> tuple[float, float]:

@@ -33,7 +33,7 @@ def main() -> None:
     """Write all locks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = project["project"]["dependencies"]
-    everything = _resolved([], ROOT / "pyproject.toml", "--extra=seg", "--extra=html")
+    everything = _resolved([], ROOT / "pyproject.toml", "--extra=seg")
     pins = [line.rstrip(" \\") for text in everything.values() for line in text.splitlines() if line[0] != " "]
     lean = [text for text in needed if not text.startswith("mlflow")] + list(_SKINNY)
     measure = _resolved([*lean], None, constraints=pins)

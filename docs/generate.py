@@ -29,11 +29,14 @@ import perfexp.commands
 import perfexp.plan.plan_fields
 import perfexp.plan.schema
 import perfexp.records.diagnostics
+import perfexp.records.quantities
 import perfexp.records.record
 import perfexp.records.sweep_record
 from perfexp.cli.group_keys import default_text, descriptions, keys_of_schema, options_of
 from perfexp.cli.usage import COMMANDS
+from perfexp.records import quantities
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
+from perfexp.records.quantities import QUANTITIES, TIMES
 from perfexp.records.record import SCHEMA_VERSION, Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,6 +84,7 @@ def pages() -> dict[Path, str]:
         "record.md": record(described["record"]),
         "diagnostics.md": diagnostics(),
         "commands.md": commands(),
+        "metrics.md": metrics(),
         "gpus.md": gpus(),
     }
     schema = PACKAGE / "records" / f"record-{SCHEMA_VERSION}.json"
@@ -292,6 +296,97 @@ def diagnostics() -> str:
         ]
         parts += [f"## {family.capitalize()}\n", _table(("Code", "Severity", "Meaning", "Help"), rows)]
     return "\n".join(parts)
+
+
+# Metrics
+
+_SERIES = """# Metrics and series
+
+## Series
+
+Raw samples in seconds. A sample is the mean of `calls_per_sample` calls; latencies are single calls.
+
+"""
+_OTHER_SERIES = [
+    (
+        "`phase/data`, `phase/forward`, `phase/loss`, `phase/backward`, `phase/optimizer`",
+        "Phases of a training step, from a separate pass",
+    ),
+    ("`ttfp/imports`, `ttfp/context`, `ttfp/weights`, `ttfp/first_call`, …", "Parts of the cold start"),
+    ("`ranks/all`, …", "Bursts of several ranks"),
+    (
+        "`rival/NAME`, `rival/NAME/captured`",
+        "`fastest` only: the whole call by it and by each baseline, kernel by kernel and as CUDA graphs",
+    ),
+]
+_METRICS = """
+## Metrics
+
+The name ends in the unit or its kind. `–` in the unit column is a ratio or a count. A metric
+without a value has a reason.
+
+Of several processes, metrics are those of the first, except rates of work, which use the times of all,
+the largest workspace, and speedups that every process has, which get an interval over processes.
+
+`work/flops_per_second` is of the time in the main table, `mfu` and `mfu_of_ceiling` are of its samples per
+second: reports give them no more digits than these support, and `≈` where these have it.
+"""
+#: First metric of each section of the reference, with its title and what all of its metrics have in common.
+_SECTIONS = {
+    quantities.EPOCH_SECONDS: ("Time", ""),
+    quantities.FIRST_LOSS: ("Training", ""),
+    quantities.PEAK_MEMORY: ("Memory", ""),
+    quantities.COMPILE_SECONDS: (
+        "Compilation",
+        "With `execution=compile` and its like, from the first call to the end of the times.",
+    ),
+    quantities.OUTPUT_ERROR: (
+        "Correctness",
+        "With `probes.correctness=true`, in evaluation mode on one batch, against a copy of the model in fp32\n"
+        "without compiler, CUDA graph, TF32 and `channels_last`.",
+    ),
+    quantities.MACS: ("Work", ""),
+    quantities.ENERGY: ("Energy", ""),
+    quantities.CLOSURE: ("Layers", ""),
+    quantities.COVERAGE: ("Algorithms", ""),
+    quantities.RANKS_RATE: ("Several devices", ""),
+}
+_SYMBOLS = {"1": "–", "seconds": "s", "joules": "J", "watts": "W"}
+_VERDICT = """
+### Your own
+
+`custom/NAME`: figures of [`perfexp.metric`](../how-to/own-probe.md).
+
+## Verdict
+
+On an asynchronous device `bound_by` compares the medians of host time H, wall time W and device
+time D of a call.
+
+| Verdict | Condition |
+|---|---|
+| `gpu` | D/W ≥ 0.95 |
+| `launch` | H/W ≥ 0.95 and D/W < 0.90 |
+| `mixed` | Otherwise |
+
+With D/W < 0.80 and another verdict than `launch`, the warning `device_idle` names what is known of the
+cause.
+"""
+
+
+def metrics() -> str:
+    """Every time and every metric of the registry."""
+    times = [(f"`{name}`", time.meaning) for name, time in TIMES.items()]
+    text = _SERIES + _table(("Series", "Meaning"), [*times, *_OTHER_SERIES]) + _METRICS
+    sections: list[tuple[tuple[str, str], list[tuple[str, str, str]]]] = []
+    for name, quantity in QUANTITIES.items():
+        if name in _SECTIONS:
+            sections.append((_SECTIONS[name], []))
+        shown = name.replace(quantities.ANY, "NAME")
+        sections[-1][1].append((f"`{shown}`", _SYMBOLS.get(quantity.unit, quantity.unit), quantity.meaning))
+    for (title, common), rows in sections:
+        parts = (f"### {title}", common, _table(("Metric", "Unit", "Meaning"), rows))
+        text += "\n" + "\n\n".join(filter(None, parts))
+    return text + _VERDICT
 
 
 # Commands

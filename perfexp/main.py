@@ -22,17 +22,17 @@ from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, fla
 from perfexp.cli.overrides import (
     as_typed,
     axes_of,
-    limited_jobs,
     parsed,
+    refuse_many,
     values_of,
     without_credentials,
     without_max_jobs,
 )
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.cluster.campaign import campaign_of
 from perfexp.cluster.default_site import with_site
-from perfexp.cluster.element import Element, of_arguments
-from perfexp.cluster.launchers import Campaign, campaign_of
+from perfexp.cluster.element import Campaign, Element, of_arguments
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         refuse_deleted_cwd()
-        arguments, most_jobs = without_max_jobs(without_credentials(arguments_of_today(joined_flags(arguments))))
+        arguments = without_credentials(arguments_of_today(joined_flags(arguments)))
+        arguments, application.most_jobs = without_max_jobs(arguments)
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
@@ -90,8 +91,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments, application.element = of_arguments(arguments)
         arguments, application.offer = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
-        with limited_jobs(most_jobs):
-            call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)
+        call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)
         application.measure_rounds()
     except Exception as error:
         application.failed(as_perfexp_error(error))
@@ -102,6 +102,7 @@ class _Application:
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
+        self.most_jobs = 0
         self.offer: Offer | None = None
         self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
         self.element: Element | None = None
@@ -129,9 +130,11 @@ class _Application:
             self.exit_codes.append(error.exit_code)
 
     def begin_sweep(self, settings: HydraConf) -> None:
-        """Choose who measures the runs; raises UserError for a launcher or sweeper that can't, before it starts."""
+        """Choose who measures the runs; raises UserError if they can't, or there are too many runs."""
         self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
         self._optimizes = not _is_basic(settings)
+        if not self._optimizes:
+            refuse_many(parsed([*_params(settings), *self.arguments]), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
@@ -325,8 +328,8 @@ class _Application:
             self._is_refused = True
             settings = HydraConfig.get()
             typed = {override.key_or_group for override in parsed(self.arguments)}
-            params = dict(settings.sweeper.get("params") or {})
-            axes = axes_of([*self.arguments, *(f"{key}={params[key]}" for key in params if key not in typed)])
+            params = [text for text in _params(settings) if text.partition("=")[0] not in typed]
+            axes = axes_of([*self.arguments, *params])
             jobs = math.prod(axes.values()) if _is_basic(settings) and all(axes.values()) else None
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
@@ -358,6 +361,11 @@ class _Application:
 def _overrides(settings: HydraConf) -> list[str]:
     """Return the overrides of a job as typed: interpolations, which may hold credentials, are not resolved."""
     return list(map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ()))
+
+
+def _params(settings: HydraConf) -> list[str]:
+    """Return the overrides of a sweep that configuration files set."""
+    return [f"{key}={value}" for key, value in dict(settings.sweeper.get("params") or {}).items()]
 
 
 def _is_basic(settings: HydraConf) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from perfexp.errors import UserError
+from perfexp.records.quantities import FITTING_BATCH
 from perfexp.records.record import LARGEST, Key, Status
 from perfexp.records.record import Point as Measured
 
@@ -174,7 +175,7 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
     """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not."""
     found: dict[Key, int] = {}
     for point in results:
-        fits = point.metric("batch_that_fits")
+        fits = point.metric(FITTING_BATCH)
         if point.status is Status.OOM and fits is not None and fits.value:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
             found.setdefault(key, point.key.batch_size)

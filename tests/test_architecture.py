@@ -67,7 +67,6 @@ ONLY = {
     "mlflow": {"tracking", "commands"},
     "filelock": {"host", "tracking"},
     "matplotlib": {"plots"},
-    "plotly": {"plots"},
     "pandas": {"tables"},
     "scipy": {"statistics"},
     "pyarrow": {"tables"},
@@ -88,10 +87,10 @@ STARTS_WITHOUT = {
         "typer",
         "rich",
     },
-    "perfexp.main": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "scipy", "typer"},
-    "perfexp.commands.list_options": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "scipy"},
-    "perfexp.commands.show": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "scipy"},
-    "perfexp.worker.entry": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "scipy", "typer", "rich"},
+    "perfexp.main": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy", "typer"},
+    "perfexp.commands.list_options": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy"},
+    "perfexp.commands.show": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy"},
+    "perfexp.worker.entry": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy", "typer", "rich"},
     "perfexp.measuring.procedure": {"torch"},
     "perfexp.models.fake": {"torch"},
     "perfexp.devices.fake": {"torch"},
@@ -230,7 +229,7 @@ def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
 
 
 def fields_of(rule):
-    texts = (rule.message, rule.help)
+    texts = (rule.message, rule.help, f"{{{rule.by}}}" if rule.by else "")
     return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
 
 

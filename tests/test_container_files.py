@@ -36,7 +36,7 @@ def test_every_package_of_a_lock_has_a_hash_and_no_lock_names_an_index(name):
 
 @pytest.mark.parametrize(
     ("locks", "extras", "absent"),
-    [(("base", "torch-cuda"), ("seg", "html"), ()), (("base", "torch-cpu"), ("seg", "html"), ()),
+    [(("base", "torch-cuda"), ("seg",), ()), (("base", "torch-cpu"), ("seg",), ()),
      (("measure", "torch-cuda"), (), ("mlflow",))],
 )  # fmt: skip
 def test_the_locks_of_an_image_hold_what_pyproject_needs(locks, extras, absent):

@@ -19,7 +19,7 @@ from perfexp.errors import Unsupported
 from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
 from perfexp.layers import Key as RowKey
 from perfexp.layers.table import Line, Spread
-from perfexp.measuring import layers_pass
+from perfexp.measuring import graph_fallback, layers_pass
 from perfexp.measuring.layers_pass import dissect, not_tried
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
@@ -27,7 +27,6 @@ from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.records import diagnostics
 from perfexp.records.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
 from perfexp.stopping import Fixed
 from perfexp.work import Geometry
@@ -233,11 +232,11 @@ def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeyp
     measuring.data.open = opened
     monkeypatch.setattr(stamps, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
-    left_out = [diagnostics.make("data_left_out")] if doubted else []
+    left_out = [graph_fallback.HELD] if doubted else []
     timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
     point = dissect(measuring, layers_key(key), timed)
     assert point.status is Status.OK
-    assert ("data_left_out" in [doubt.code for doubt in point.doubts]) is doubted
+    assert ("device_leaves_out" in [doubt.code for doubt in point.doubts]) is doubted
     assert point.facts["layers"]["lines"]
 
 

@@ -4,11 +4,13 @@ import ast
 import importlib.util
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from perfexp.records import diagnostics
+from perfexp.records.quantities import QUANTITIES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -46,19 +48,26 @@ def test_diagnostics_are_in_seven_families_each_a_section_of_its_page():
         assert all(f"| `{code}` |" in section for code in codes)
 
 
-def test_every_metric_is_explained():
-    """The names of metrics that are written out in the code are in the page of metrics."""
-    explained = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
-    names = {
-        keyword.value.value
+def test_a_metric_is_declared_once():
+    """Neither name, title nor column of a metric is written out in a second place of the package."""
+    words = {part for one in QUANTITIES.values() for part in (one.name, one.heading, one.csv)}
+    words = {word for word in words if re.search(r"[ _/]", word)}  # others are words of any sentence
+    written = Counter(
+        (path.relative_to(ROOT / "perfexp").as_posix(), node.value)
         for path in (ROOT / "perfexp").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Metric"
-        for keyword in node.keywords
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
-    }
-    assert len(names) > 20
-    assert not [name for name in sorted(names) if f"`{name}`" not in explained]
+        if isinstance(node, ast.Constant) and node.value in words
+    )
+    registry = {word: number for (path, word), number in written.items() if path == "records/quantities.py"}
+    assert registry == dict.fromkeys(words, 1)
+    keys_of_file = {("tables/vendor_file.py", key) for key in ("epoch_seconds", "total_runtime_seconds")}
+    assert written.keys() - keys_of_file == {("records/quantities.py", word) for word in words}
+
+
+def test_every_metric_is_explained():
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    assert len(QUANTITIES) > 60
+    assert all(one.meaning and f"`{one.name.replace('*', 'NAME')}`" in page for one in QUANTITIES.values())
 
 
 def test_the_readme_is_one_page():

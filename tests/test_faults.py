@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from perfexp.host import interrupts, locks
 from perfexp.host.files import write_atomically
 from perfexp.main import main
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Key, Point, Status, point_to_line, read_points
+from perfexp.records.record import Key, Point, Record, Status, point_to_line, read_points
+from tests import processes
 from tests.faults import KINDS, TORCH_KINDS, Trial, draw_pictures
 from tests.rotation import commit_number, some_of
 
@@ -148,3 +150,25 @@ def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in paths.root.iterdir()} == {0o666 & ~umask}
+
+
+@pytest.mark.slow
+def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_new_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["model=fake", "gpu=fake", "ttfp=false", "tracking=none", "stopping=fixed", "quiet=true", "output_dir=x"]
+    assert main([*command, "input_size=16"]) == 0
+    names = ("record.json", "points.jsonl", "plan.yaml", "time.png")
+    before = {name: Path("x", name).read_bytes() for name in names}
+    again = ["--overwrite", *command, "input_size=[32,64,96]", "model.faults.hang=5000", "timeout_seconds=10"]
+    finished = Path("x/.replacement/points.jsonl")
+    with processes.start(*again) as process:
+        while not any(one.status is Status.OK for one in read_points(finished)) and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+    assert {name: Path("x", name).read_bytes() for name in names} == before
+    kept = {one.key: one.started for one in read_points(finished) if one.status is Status.OK}
+    assert main(again) == 1
+    points = Record.load(Path("x")).points
+    assert kept.items() <= {one.key: one.started for one in points}.items()
+    assert [one.status for one in points] == [Status.OK, Status.OK, Status.TIMEOUT]
+    assert not Path("x/.replacement").exists()

@@ -8,7 +8,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands
-from perfexp.comparison import device_summary
+from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import installation
@@ -51,8 +51,7 @@ def test_one_process_trains_and_comes_first():
     trained = [key for key in keys(typed_plan) if key[0] == "train"]
     assert trained == [("train", 64, 0)]
     assert len(keys(typed_plan)) == 1 + 3 * 2
-    job = supervisor.Job(paths=None, plan_sha256="", timed=typed_plan.timed_keys())
-    assert job.replicates == [0, 1, 2]
+    assert supervisor.replicates(typed_plan.timed_keys()) == [0, 1, 2]
 
 
 def test_a_phase_that_is_not_measured_needs_no_settings():
@@ -146,7 +145,7 @@ def test_inference_has_the_accuracy_of_the_trained_weights(benchmark):
 def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
     line = "left out: 101_18_0_1_1_stand.txt: number of frames: 1, 2 or more are needed"
     assert line in benchmark.printed
-    [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "files_left_out"]
+    [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "data_incomplete"]
     assert "1 file of the data can't be used" in warning.message
     assert line in (benchmark.root / "x/run.log").read_text()
 
@@ -228,11 +227,11 @@ def test_a_ratio_of_devices_is_decided_if_all_of_its_pairs_are():
     side = SimpleNamespace(name="B", differences=[SimpleNamespace(key="device")])
     pairs = [pair("device", 0.5, Verdict.BETTER), pair("device", 0.5, Verdict.SAME)]
     pairs += [pair("throughput", 2.0, Verdict.BETTER), pair("memory", 0.8, Verdict.UNDECIDED)]
-    [found] = device_summary.summaries([side], pairs)
+    [found] = judging.device_summaries([side], pairs)
     assert found.undecided == ("memory_efficiency",)
     words = (
         "train: speedup 2.000, throughput ratio 2.000, memory efficiency (samples/s per byte of peak memory) ≈ 2.500"
     )
-    assert device_summary.in_words(found) == words
-    [found] = device_summary.summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])
+    assert comparison_table.in_words(found) == words
+    [found] = judging.device_summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])
     assert found.undecided == ("speedup", "memory_efficiency")

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -160,13 +161,17 @@ def test_a_model_that_does_not_even_load_has_no_largest_batch():
 def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, monkeypatch):
     wanted = [*WANTED[1::2], replace(WANTED[1], phase="inference")]
 
-    def choose(results):
-        return supervisor.Chosen(resolved(wanted, results), [], [], [], trial_keys(wanted, results))
-
+    plan = SimpleNamespace(
+        profiler={"_target_": "perfexp.profilers.NoProfiler"},
+        is_sparse=True,
+        timed_keys=lambda results: resolved(wanted, results),
+        trial_keys=lambda results: trial_keys(wanted, results),
+        **dict.fromkeys(("layer_keys", "first_prediction_keys", "profile_keys"), lambda _: []),
+    )
     ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
     workers = []
     monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
-    job = supervisor.Job(paths=RunPaths(tmp_path), plan_sha256="", timed=(), choose=choose)
+    job = supervisor.Job(paths=RunPaths(tmp_path), plan=plan, plain={}, plan_sha256="")
     for replicate in range(2):
         supervisor.measure(job, replicate)
     assert workers == [["--what=trials", "--replicate=0"]] * 3, "the second search begins as well"

@@ -107,7 +107,7 @@ def test_a_wrong_command_line_is_one_line_as_everywhere(command, capsys):
     assert "Usage" not in line
 
 
-@pytest.mark.parametrize("code", diagnostics.DIAGNOSTICS)
+@pytest.mark.parametrize("code", [*diagnostics.DIAGNOSTICS, *diagnostics.MERGED])
 def test_help_on_a_code_is_a_sentence_without_placeholders(code, capsys):
     assert dispatch(["help", code]) == 0
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 import perfexp
 from perfexp.errors import UserError
-from perfexp.records.diagnostics import DIAGNOSTICS, Diagnostic, Severity
+from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, Diagnostic, Severity, make
 from perfexp.records.paths import append_line
 from perfexp.records.record import (
     Key,
@@ -148,3 +148,17 @@ def test_the_status_of_a_run_is_that_of_its_first_point_that_did_not_end_well():
 def test_sizes_are_written_height_times_width():
     assert key().size_label == "224"
     assert Key(phase="train", input_size=(512, 1024), batch_size=1, precision="fp32").size_label == "512x1024"
+
+
+def test_a_diagnostic_keeps_the_values_that_its_message_is_made_of():
+    made = make("device_idle", idle=0.2, of_mean="", cause="launches", advice="larger batch_size")
+    stored = msgspec.convert(json.loads(msgspec.json.encode(made)), Diagnostic)
+    assert stored == made
+    assert (stored.figure, stored.fields["cause"]) == (0.2, "launches")
+
+
+@pytest.mark.parametrize(("old", "code"), MERGED.items())
+def test_a_code_of_an_earlier_version_is_read_as_todays(old, code):
+    read = msgspec.convert({"code": old, "detail": "seen", "remedy": "try"}, Diagnostic)
+    assert (read.code, read.severity, read.message, read.figure) == (code, DIAGNOSTICS[code].severity, "seen", None)
+    assert old not in DIAGNOSTICS

@@ -1,4 +1,4 @@
-"""Results that `--overwrite` replaces: they are back, or gone, after a process that was killed at any step."""
+"""Results that `--overwrite` replaces: old or new ones are whole after a process that was killed at any step."""
 
 import shutil
 from pathlib import Path
@@ -6,29 +6,43 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import UserError
+from perfexp.records.folders import below
 from perfexp.records.paths import RunPaths
 
-FILES = {"points.jsonl": b"1\n", "record.json": b"{}", "checkpoints/net_images_best.pt": b"w"}
+OLD = {"points.jsonl": b"1\n", "record.json": b"{}", "time.png": b"p", "checkpoints/net_images_best.pt": b"w"}
+NEW = {"points.jsonl": b"2\n", "record.json": b"[]", "checkpoints/other_images_best.pt": b"v"}
 
 
 class Killed(BaseException):
     """A kill, after which nothing of the process runs."""
 
 
+def write(paths, files):
+    paths.create()
+    (paths.root / "checkpoints").mkdir(exist_ok=True)
+    paths.claim(*(paths.root / name for name in files))
+    for name, content in files.items():
+        (paths.root / name).write_bytes(content)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    paths = RunPaths(tmp_path / "x")
-    paths.create()
-    (paths.root / "checkpoints").mkdir()
-    paths.claim(*(paths.root / name for name in FILES))
-    for name, content in FILES.items():
-        (paths.root / name).write_bytes(content)
-    (paths.root / "mine.txt").write_text("a foreign file")
-    return paths.root
+    """The folder of a run that has a foreign file as well."""
+    write(RunPaths(tmp_path / "x"), OLD)
+    (tmp_path / "x" / "mine.txt").write_text("a foreign file")
+    return tmp_path / "x"
+
+
+@pytest.fixture
+def replacement(folder):
+    """The complete replacement of the run."""
+    paths = RunPaths(folder).replacement()
+    write(paths, NEW)
+    return paths
 
 
 def found(folder):
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
+    return {name: (folder / name).read_bytes() for name in {**OLD, **NEW} if (folder / name).exists()}
 
 
 def killed_at(step, monkeypatch, act):
@@ -45,10 +59,8 @@ def killed_at(step, monkeypatch, act):
         return changed
 
     with monkeypatch.context() as patch:
-        for name in ("rename", "replace", "unlink", "mkdir"):
+        for name in ("rename", "replace", "unlink", "mkdir", "rmdir"):
             patch.setattr(Path, name, counted(getattr(Path, name)))
-        patch.setattr("os.replace", counted(shutil.os.replace))
-        patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
         try:
             act()
         except Killed:
@@ -57,64 +69,57 @@ def killed_at(step, monkeypatch, act):
 
 
 @pytest.mark.parametrize("step", range(1, 25))
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_nothing_measured_means_that_earlier_results_come_back(folder, monkeypatch, step, is_refused):
-    uid = RunPaths(folder).uid
-
-    def act():
-        paths = RunPaths(folder)
-        paths.move_results(None)
-        assert not found(folder)
-        if is_refused:
-            (folder / "points.jsonl").write_bytes(b"")  # of the run that would have replaced them
-            paths.restore_results()
-
-    was_killed = killed_at(step, monkeypatch, act)
+def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(folder, replacement, monkeypatch, step):
+    uid = replacement.uid
+    was_killed = killed_at(step, monkeypatch, RunPaths(folder).put_in_place)
+    assert (folder / "record.json").read_bytes() in (OLD["record.json"], NEW["record.json"])
     for _ in range(2):  # the second time there is nothing to do
-        RunPaths(folder).recover_results()
-        assert found(folder) == FILES
+        RunPaths(folder).put_in_place()
+        assert found(folder) == NEW
         assert RunPaths(folder).uid == uid
-        assert set(RunPaths(folder).claimed()) >= {*FILES}
-    left = {path.name for path in folder.iterdir() if path.is_dir() or path.suffix == ".txt"}
-    assert left == {"checkpoints", "mine.txt"}
+        assert set(RunPaths(folder).claimed()) >= {*NEW}
+    assert (folder / "mine.txt").read_text() == "a foreign file"
+    assert not [path for path in folder.rglob("*") if path.name in NEW and path.parent.name == ".replacement"]
     assert was_killed or step > 8
 
 
-@pytest.mark.parametrize("step", range(1, 6))
-def test_replaced_results_are_gone_or_whole(folder, monkeypatch, step):
-    paths = RunPaths(folder)
-    paths.move_results(None)
-    was_killed = killed_at(step, monkeypatch, paths.delete_moved_results)
-    RunPaths(folder).recover_results()
-    assert found(folder) == (FILES if step == 1 else {})
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-    assert was_killed or step > 3
+def test_what_is_not_complete_changes_nothing_and_is_not_a_run(folder, replacement):
+    replacement.record.unlink()
+    replacement.plan.write_text("{}")
+    RunPaths(folder).plan.write_text("{}")
+    RunPaths(folder).put_in_place()
+    assert found(folder) == OLD
+    assert list(below(folder, "plan.yaml", refused=pytest.fail)) == [folder / "plan.yaml"]
+    replacement.remove()
+    assert not replacement.root.exists()
 
 
-@pytest.mark.parametrize("name", ["../y", ".replaced-xyz", "", 3, ".replaced-0123456"])
-def test_a_manifest_names_no_other_folder(folder, name):
-    other = folder / str(name) if name else folder
-    other.mkdir(parents=True, exist_ok=True)
-    paths = RunPaths(folder)
-    paths._write({**paths._manifest(), "replaced": name})
-    paths.recover_results()
-    assert other.is_dir()
-    assert found(folder) == FILES
+def test_a_foreign_file_with_the_name_of_a_new_one_stays(folder, replacement):
+    (folder / "memory.png").write_text("mine")
+    replacement.claim(replacement.root / "memory.png")
+    (replacement.root / "memory.png").write_text("new")
+    RunPaths(folder).put_in_place()
+    assert (folder / "memory.png").read_text() == "mine"
+    assert found(folder) == NEW
 
 
-def test_only_results_come_back_and_not_through_a_link(folder, tmp_path):
+def test_both_have_one_lock(folder, replacement):
+    with replacement.locked(), pytest.raises(UserError, match="Another perfexp is measuring"):
+        RunPaths(folder).locked().__enter__()
+
+
+def test_only_results_are_taken_and_not_through_a_link(folder, replacement, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "home").symlink_to(tmp_path / "elsewhere")
-    aside = folder / ".replaced-01234567"
-    (aside / "home").mkdir(parents=True)
-    (aside / "home" / "net_images_best.pt").write_text("evil")
-    (aside / "mine.txt").write_text("evil")
-    paths = RunPaths(folder)
-    paths._write({**paths._manifest(), "replaced": aside.name})
-    paths.recover_results()
+    (replacement.root / "home").mkdir()
+    names = ("home/net_images_best.pt", "mine.txt", "../y.png")
+    for name in names:
+        (replacement.root / name).write_text("evil")
+    replacement._write({**replacement._manifest(), "files": [*replacement.claimed(), *names]})
+    RunPaths(folder).put_in_place()
     assert not list((tmp_path / "elsewhere").iterdir())
     assert (folder / "mine.txt").read_text() == "a foreign file"
-    assert not aside.exists()
+    assert found(folder) == NEW
 
 
 def test_checkpoints_that_are_a_link_are_refused(tmp_path):
@@ -124,14 +129,15 @@ def test_checkpoints_that_are_a_link_are_refused(tmp_path):
         RunPaths(tmp_path / "x").create()
 
 
-def test_a_link_is_not_followed(folder, tmp_path):
+@pytest.mark.parametrize("linked", [".", "checkpoints"])
+def test_a_link_is_not_followed(folder, replacement, tmp_path, linked):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "record.json").write_text("not ours")
-    for kind in ("replaced", "discarded"):
-        (folder / f".{kind}-01234567").symlink_to(tmp_path / "elsewhere")
-    paths = RunPaths(folder)
-    paths._write({**paths._manifest(), "replaced": ".replaced-01234567"})
-    with pytest.raises(UserError, match=r"replaced-01234567 is a link"):
-        paths.recover_results()
-    assert found(folder) == FILES
-    assert (tmp_path / "elsewhere" / "record.json").read_text() == "not ours"
+    (tmp_path / "elsewhere" / "other_images_best.pt").write_text("not ours")
+    place = replacement.root / linked
+    shutil.rmtree(place)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{place.name} is a link"):
+        RunPaths(folder).put_in_place()
+    assert found(folder) == OLD
+    assert {path.read_text() for path in (tmp_path / "elsewhere").iterdir()} == {"not ours"}

@@ -189,11 +189,11 @@ def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse)
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
     [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
     panel, rate = record_plots.plot(record, [forecast]).panels
-    [band] = panel.bands
-    assert (band.line, rate.bands) == ("device", ())
+    [line] = [line for line in panel.lines if line.predicted]
+    assert (line.label, [line for line in rate.lines if line.predicted]) == ("device", [])
     assert not panel.curves
-    assert len(band.x) == 100 - len(record.points)
-    assert not set(band.x) & set(panel.lines[0].x)
+    assert len(line.predicted) == 100 - len(record.points)
+    assert not set(line.predicted) & set(line.x)
 
 
 def test_settings_of_sparse_sweeps_are_checked():

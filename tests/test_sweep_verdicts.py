@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.comparison import record
-from perfexp.comparison import sweep_groups, sweep_verdicts
+from perfexp.comparison import pairing, sweep_verdicts
 from perfexp.comparison.pairing import FEATURES, Side
 from perfexp.plots import sweep_plots
 from perfexp.records.record import Status, SweepMembership
@@ -253,7 +253,7 @@ def test_a_point_at_which_the_baseline_failed_has_no_ratio_and_the_others_have()
 def test_the_same_point_on_other_numbers_of_devices_is_another_run():
     axes = [{"gpu.count": count, "batch_size": batch} for count in "12" for batch in "18"]
     sweep, records = grid(zip(axes, (1.0, 3.0, 0.8, 3.0), strict=True))
-    assert [group.name for group in sweep_groups.groups(sweep_summary.paired(sweep, records))] == [
+    assert [group.name for group in pairing.groups(sweep_summary.paired(sweep, records))] == [
         "gpu.count=1",
         "gpu.count=2",
     ]
@@ -275,7 +275,7 @@ def test_only_axes_of_points_make_a_group(axes, names):
     children = [
         SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run) for job, of_run in enumerate(axes)
     ]
-    assert [group.name for group in sweep_groups.groups((child, None) for child in children)] == names
+    assert [group.name for group in pairing.groups((child, None) for child in children)] == names
 
 
 def test_an_axis_of_points_does_not_name_them_twice():

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from perfexp.records.record import Key, Point, Record, Series, Status, point_to_line, points_from_lines
-from perfexp.worker import results
+from perfexp.worker import points
 from tests.rotation import some_of
 
 CODE = """
@@ -85,15 +85,15 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
 
 
 def test_only_forks_that_may_return_count():
-    results._forks.clear()
+    points._forks.clear()
     for start in (lambda: subprocess.run(["true"], preexec_fn=lambda: None), _fork_with_multiprocessing):
         start()
-        assert not results._forks
+        assert not points._forks
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    assert results._forks == [__name__]
-    results._forks.clear()
+    assert points._forks == [__name__]
+    points._forks.clear()
 
 
 def _fork_with_multiprocessing():

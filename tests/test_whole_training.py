@@ -16,8 +16,8 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Metric, Status
 from perfexp.records.summary import rows
 from perfexp.reports.markdown import markdown
-from perfexp.tables import csv_tables, vendor_file
-from perfexp.tables.quantities import point_runs, quantities
+from perfexp.tables import csv_tables, flat, vendor_file
+from perfexp.tables.flat import point_runs, quantities
 from perfexp.worker.workbench import Workbench
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")
@@ -85,7 +85,7 @@ def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
         Epoch(number=1, seconds=1.0, samples_per_second=1.0),
         Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
     ]
-    lines = list(csv.DictReader(csv_tables.to_csv(csv_tables.epochs(record)).decode().splitlines()))
+    lines = list(csv.DictReader(csv_tables.to_csv(flat.epochs(record)).decode().splitlines()))
     assert [line["custom/f1"] for line in lines] == ["", "0.5"]
     report = markdown(record)
     assert "## Epochs" in report
@@ -141,26 +141,19 @@ def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run
     assert [point.status for point in record.points] == [Status.OK]
 
 
-@pytest.mark.parametrize("is_measured", [True, False])
-def test_checkpoints_are_moved_aside_with_the_results_and_come_back(tmp_path, is_measured):
+def test_checkpoints_are_replaced_with_the_results(tmp_path):
     paths = RunPaths(tmp_path / "x")
-    paths.create()
-    checkpoint = paths.checkpoint("net", "images", "best")
-    checkpoint.parent.mkdir()
-    (checkpoint.parent / "mine.pt").write_text("mine")
-    paths.claim(checkpoint)
-    checkpoint.write_text("earlier")
-    paths.move_results(None)
-    assert not checkpoint.exists()
-    if is_measured:
-        paths.delete_moved_results()
-    else:
-        paths.restore_results()
-        assert checkpoint.read_text() == "earlier"
-    assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["mine.pt"] + ["net_images_best.pt"] * (
-        not is_measured
-    )
-    assert not list(paths.root.glob(".replaced-*"))
+    for one, name in ((paths, "best"), (paths.replacement(), "final_weights")):
+        one.create()
+        checkpoint = one.checkpoint("net", "images", name)
+        checkpoint.parent.mkdir()
+        one.claim(checkpoint)
+        checkpoint.write_text(name)
+    (paths.root / "checkpoints" / "mine.pt").write_text("mine")
+    paths.replacement().record.write_text("{}")
+    paths.put_in_place()
+    assert sorted(path.name for path in paths.root.glob("checkpoints/*")) == ["mine.pt", "net_images_final_weights.pt"]
+    assert not paths.replacement().root.exists()
 
 
 def test_what_a_crash_left_of_a_checkpoint_is_removed(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from perfexp.errors import UserError
 from perfexp.host import installation, locks
 from perfexp.main import main
 from perfexp.models.fake import FakeSession
-from perfexp.plan import plan_fields
+from perfexp.plan import config, plan_fields
 from perfexp.probes import timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
@@ -116,12 +117,13 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
     with ExitStack() as other:
         other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
 
-        def tell(event, **details):
-            told.append(details["text"])
-            if len(told) == 3:
-                threading.Thread(target=other.close).start()
+        class Telling(Events):
+            def __call__(self, event, **details):
+                told.append(details["text"])
+                if len(told) == 3:
+                    threading.Thread(target=other.close).start()
 
-        with Workbench(plan, paths, tell).reserved(device):
+        with Workbench(plan, paths, Telling(None)).reserved(device):
             pass
     assert told[0].startswith("waiting for the device: process")
     assert told[2].startswith("waiting for the device (for 2 min; Ctrl-C stops): process")
@@ -163,11 +165,13 @@ def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan,
 )
 def test_the_peaks_are_those_of_the_device_that_auto_found(gpu, kind, name, fp16):
     plan = SimpleNamespace(gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [installation.conf_dir()])
+    plan.sheet = partial(config.Plan.sheet, plan)
     assert workbench.sheet_peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
 
 
 def test_a_cpu_has_no_data_sheet():
     plan = SimpleNamespace(gpu={"facts": {}}, gpu_name="auto")
+    plan.sheet = partial(config.Plan.sheet, plan)
     assert workbench.sheet_peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
 
 

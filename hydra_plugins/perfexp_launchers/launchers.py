@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 
 
 class SlurmLauncher(BasicLauncher):
-    """Composes every run here, one by one; `perfexp.cluster.submission` reads its settings."""
+    """Composes every run here, one by one; `perfexp.cluster.campaign` reads its settings."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import COVERAGE, PROVEN, WORKSPACE
 from perfexp.records.races import is_own_choice
 from perfexp.records.record import Metric
 
@@ -191,9 +192,9 @@ class AlgorithmReport:
         reason = None if share is not None else "no 2-D convolution ran"
         unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [
-            Metric(name="algorithm/flops_share", value=share, unit="1", reason=reason),
-            Metric(name="algorithm/proven_share", value=proven, unit="1", reason=reason),
-            Metric(name="algorithm/workspace_peak_bytes", value=peak, unit="bytes", reason=unknown),
+            Metric.of(COVERAGE, share, reason=reason),
+            Metric.of(PROVEN, proven, reason=reason),
+            Metric.of(WORKSPACE, peak, reason=unknown),
         ]
 
     def facts(self) -> dict[str, Any]:
@@ -204,14 +205,15 @@ class AlgorithmReport:
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics where not all of the work ran as requested."""
-        share = "none" if self.share is None else f"{self.share:.1%}"
+        share = self.share or 0.0
         doubts = []
         if layers := self._named(LayerStatus.fallback):
             doubts.append(diagnostics.make("algorithm_fallback", share=share, algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.substituted):
             doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.unproven):
-            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
+            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, why=layers))
         if self.foreign and any(report.ran for report in self._passes):
-            doubts.append(diagnostics.make("families_foreign", where=self.foreign))
+            why = f"the table of kernels was {self.foreign}, where names may mean something else"
+            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, why=why))
         return doubts

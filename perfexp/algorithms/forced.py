@@ -29,6 +29,7 @@ from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
+from perfexp.records.quantities import ALGORITHM_ERROR, LAUNCHED
 from perfexp.records.record import Metric
 
 #: Layers that an error names before it counts the rest.
@@ -189,7 +190,7 @@ class Forced:
 
     def launched_share(self) -> Metric | None:
         share = replays.launched_share()
-        return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
+        return None if share is None else Metric.of(LAUNCHED, share)
 
     def output_error(self, inputs: Any) -> Metric:
         """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler."""
@@ -201,7 +202,7 @@ class Forced:
         with session.inferring(), with_statistics(session.module, by_default):
             error = relative_error(session.eager(inputs), by_default())
         reason = None if error is not None else "the outputs are not finite, or all zero"
-        return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
+        return Metric.of(ALGORITHM_ERROR, error, reason=reason)
 
     def prove(self, call: Callable[[], Any]) -> bool:
         if not self._verify:

@@ -36,8 +36,6 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
 from perfexp.plan.schema import Cluster
 from perfexp.records.old_names import arguments_of_today
 
-#: Hydra's flags without a value.
-_SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
 #: Prefix of the temporary folders in which Hydra writes its own files.
 SCRATCH = "perfexp-hydra-"
 
@@ -144,7 +142,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
     """Sort flags first: argparse accepts them before or after all overrides, but not between them."""
-    return sorted(arguments, key=lambda text: text not in _SWITCHES and not re.match("--[^=]+=", text))
+    return sorted(arguments, key=lambda text: text not in meant.SWITCHES and not re.match("--[^=]+=", text))
 
 
 def _prints(arguments: Sequence[str]) -> bool:

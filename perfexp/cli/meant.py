@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from hydra._internal.utils import get_args_parser
+
 from perfexp.cli.flags import (
     CONFIG_DIR,
     DRY_RUN,
     JSON,
     MAX_JOBS,
-    MULTIRUN,
     OF_SWEEP,
     OVERWRITE,
     PARENT,
@@ -26,35 +27,9 @@ from perfexp.models import torchvision_names
 from perfexp.plan.hydra_errors import OF_TORCH
 
 #: Flags of perfexp and Hydra without a value, and with one.
-_SWITCHES = {
-    *MULTIRUN,
-    *VERBOSE,
-    DRY_RUN,
-    OVERWRITE,
-    JSON,
-    REQUEUE,
-    "--run",
-    "-r",
-    "--resolve",
-    "--shell-completion",
-    "-sc",
-    "--hydra-help",
-}
-_VALUED = {
-    *CONFIG_DIR,
-    MAX_JOBS,
-    OF_SWEEP,
-    PARENT,
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-}
-_VALUED |= {"--info", "-i", "--experimental-rerun"}
+SWITCHES, _VALUED = {*VERBOSE, DRY_RUN, OVERWRITE, JSON, REQUEUE}, {MAX_JOBS, OF_SWEEP, PARENT}
+for _action in get_args_parser()._actions:
+    (SWITCHES if _action.nargs == 0 else _VALUED).update(_action.option_strings)
 #: Keys of perfexp by the names that other tools use.
 _KEYS = {"batch": "batch_size", "b": "batch_size", "bs": "batch_size", "size": "input_size", "image_size": "input_size"}
 _KEYS |= {"img_size": "input_size", "resolution": "input_size", "device": "gpu", "dtype": "precision"}
@@ -84,7 +59,7 @@ def _translated(arguments: Sequence[str], groups: dict[str, set[str]], keys: Ite
             yield _option(word, groups)
         elif not word.startswith("-") and name in _KEYS and name not in keys:
             yield f"{_KEYS[name]}={_VALUES.get(value.lower(), value)}"
-        elif not word.startswith("-") or name in _SWITCHES | _VALUED:
+        elif not word.startswith("-") or name in SWITCHES | _VALUED:
             yield word
         else:
             key = _key(name.lstrip("-").replace("-", "_"), keys)

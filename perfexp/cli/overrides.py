@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, product
 from typing import Any
-from unittest.mock import patch
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -181,26 +179,6 @@ def without_max_jobs(arguments: Sequence[str]) -> tuple[list[str], int]:
             raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
         most = int(value)
     return others, most
-
-
-@contextmanager
-def limited_jobs(most: int) -> Iterator[None]:
-    """Have Hydra count the runs of a sweep, axes of configuration files included, before it lists them."""
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.sweeper import Sweeper
-
-    # discovering plugins reloads the module: an import may return another class than the one in use
-    kinds: list[Any] = list(Plugins.instance().discover(Sweeper))
-    [sweeper] = [kind for kind in kinds if kind.__name__ == "BasicSweeper"]
-    split = sweeper.split_arguments
-
-    def counted(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-        refuse_many(overrides, most)
-        batches: list[list[list[str]]] = split(overrides, max_batch_size)
-        return batches
-
-    with patch.object(sweeper, "split_arguments", staticmethod(counted)):
-        yield
 
 
 def refuse_many(overrides: Sequence[Override], most: int) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
+from perfexp.cli.group_keys import keys_of_schema
 from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
@@ -144,13 +145,9 @@ def _schemas() -> Iterator[tuple[str, type]]:
 
 
 def _plain_fields(node: type, prefix: str) -> Iterator[str]:
-    hints = get_type_hints(node)
-    for field in fields(node):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            yield from _plain_fields(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        elif _is_plain_type(hint) or f"{prefix}{field.name}" in ("input_size", "batch_size"):
-            yield f"{prefix}{field.name}"
+    for key, kind, _ in keys_of_schema(node, prefix):
+        if _is_plain_type(kind) or key in ("input_size", "batch_size"):
+            yield key
 
 
 def _is_plain_type(hint: Any) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from perfexp.records.quantities import COVERAGE, named
+
+_COVERAGE = named(COVERAGE).title
 #: Meanings by term; `docs/explanation/timing.md` and `statistics.md` have the rest.
 TERMS = {
     "latency": "time that one caller waits, from a call until its result is there",
@@ -21,7 +24,7 @@ TERMS = {
     "processes": "repetition in another process: with processes=3 intervals are of the mean over processes",
     "≈": "estimate: no interval, or computed, not measured; before a ratio: undecided",
     "cold start": "wall time of a fresh process until its first result",
-    "algorithm coverage": "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
+    _COVERAGE: "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
     "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of mantissa, not 23; "
     "perfexp help precision has the options that allow it",
     "layers": "times of a model's layers (probes.layers=true), measured in a separate process; layers.png shows them",
@@ -42,7 +45,8 @@ TERMS = {
     "as between figures of single processes (processes=3)",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
-TERMS["coverage"] = TERMS["algorithm coverage"]
+TERMS["coverage"] = TERMS[_COVERAGE]
+TERMS["pipelined"] = TERMS["throughput"]
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -12,70 +13,54 @@ from perfexp.errors import UserError, did_you_mean
 
 #: Width of a terminal, in characters.
 _WIDTH = 80
-_HEADER = "perfexp measures how fast a deep-learning model trains and infers."
-_MEASUREMENTS = {
-    "model=resnet50 mode=inference": "",
-    "model=resnet18 mode=train batch_size=[8,32]": "two points of one run",
-    "-m model=resnet18,alexnet batch_size=1,8": "a run for each combination",
-    "experiment=quick model=vgg16": "10 sizes",
-}
-#: Commands by purpose.
-_COMMANDS = {
-    "look": {
-        "show DIR": "report of a run; -v prints all of it",
-        "status": "done, failed, missing, running points",
-        "roofline DIR": "which ceiling limits kernels or layers",
-        "stats DIR": "tables of an nsys profile",
-        "ui": "open MLflow",
-    },
-    "compare": {
-        "compare A B": "which run is faster, and by how much",
-        "ab A B": "measure A and B in turn until a verdict",
-        "reproduce DIR": "measure a record again: same figures?",
-        "check NEW --against OLD": "exit code 1 if a run is slower, for CI",
-        "baseline add NAME DIR": "named baselines for check",
-        "predict model=vgg16": "memory, time and energy without a run",
-        "predict check DIR": "how predictions agree with your records",
-    },
-    "set up": {
-        "doctor": "whether this machine can measure",
-        "selfcheck": "how much processes differ here",
-        "calibrate kernels": "learn the kernels that prove algorithms",
-        "list models": "options of a group, or of all groups",
-        "completion bash": "tab completion for bash, zsh or fish",
-        "make-data DIR": "small data sets to try out",
-        "env": "facts of this machine, as JSON",
-    },
-    "files": {
-        "export DIR": "one table of many runs, CSV and Parquet",
-        "speed DIR": "speed file of a training, or of a log",
-        "benchmark MODEL MODE …": "train a model, write its speed file",
-        "log DIR": "send records to MLflow again",
-        "clean": "delete tables and profiles",
-    },
-    "cluster": {
-        "cluster check": "nodes of SLURM for each gpu=",
-        "cluster use SITE": "submit each sweep to a site from now on",
-        "job-output RUN": "output of the job of a run",
-        "cancel DIR": "cancel the jobs of a sweep",
-    },
-}
-#: Keys of groups and sections that many runs need.
-_SETTINGS = {
-    "probes.layers=true": "time of each layer (perfexp list probes)",
-    "probes.energy=true": "energy of a call",
-    "gpu.count=2": "devices, each with a batch of its own",
-    "algorithm=gemm algorithm.verify=true": "prove the algorithm by its kernels",
-    "data=images data.root=DIR": "images from a folder",
-    "profiler=nsys profiler.steps=3": "calls to profile",
-    "resume=DIR": "measure what a run or sweep lacks",
-}
-#: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
-COMMANDS = tuple(dict.fromkeys(example.split()[0] for examples in _COMMANDS.values() for example in examples))
-#: Argument of `perfexp help` for all options and keys.
-_KEYS = "keys"
+#: The overview, with places for the groups and the keys.
+_OVERVIEW = """\
+perfexp measures how fast a deep-learning model trains and infers.
 
-_FOOTER = """
+  perfexp model=resnet50 mode=inference
+  perfexp model=resnet18 mode=train batch_size=[8,32] two points of one run
+  perfexp -m model=resnet18,alexnet batch_size=1,8    a run for each combination
+  perfexp experiment=quick model=vgg16                10 sizes
+
+look     perfexp show DIR                report of a run; -v prints all of it
+         perfexp status                  done, failed, missing, running points
+         perfexp roofline DIR            which ceiling limits kernels or layers
+         perfexp stats DIR               tables of an nsys profile
+         perfexp ui                      open MLflow
+compare  perfexp compare A B             which run is faster, and by how much
+         perfexp ab A B                  measure A and B in turn until a verdict
+         perfexp reproduce DIR           measure a record again: same figures?
+         perfexp check NEW --against OLD exit code 1 if a run is slower, for CI
+         perfexp baseline add NAME DIR   named baselines for check
+         perfexp predict model=vgg16     memory, time and energy without a run
+         perfexp predict check DIR       how predictions agree with your records
+set up   perfexp doctor                  whether this machine can measure
+         perfexp selfcheck               how much processes differ here
+         perfexp calibrate kernels       learn the kernels that prove algorithms
+         perfexp list models             options of a group, or of all groups
+         perfexp completion bash         tab completion for bash, zsh or fish
+         perfexp make-data DIR           small data sets to try out
+         perfexp env                     facts of this machine, as JSON
+files    perfexp export DIR              one table of many runs, CSV and Parquet
+         perfexp speed DIR               speed file of a training, or of a log
+         perfexp benchmark MODEL MODE …  train a model, write its speed file
+         perfexp log DIR                 send records to MLflow again
+         perfexp clean                   delete tables and profiles
+cluster  perfexp cluster check           nodes of SLURM for each gpu=
+         perfexp cluster use SITE        submit each sweep to a site from now on
+         perfexp job-output RUN          output of the job of a run
+         perfexp cancel DIR              cancel the jobs of a sweep
+
+{groups}
+{keys}
+  probes.layers=true                    time of each layer (perfexp list probes)
+  probes.energy=true                    energy of a call
+  gpu.count=2                           devices, each with a batch of its own
+  algorithm=gemm algorithm.verify=true  prove the algorithm by its kernels
+  data=images data.root=DIR             images from a folder
+  profiler=nsys profiler.steps=3        calls to profile
+  resume=DIR                            measure what a run or sweep lacks
+
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
 -m sweeps, --cfg job prints the composed configuration, --dry-run prints points
 and estimated time without measuring, --config-dir DIR adds your own options, -v
@@ -86,6 +71,12 @@ explains a command, `perfexp help keys` all options and keys, `perfexp help
 profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
 `perfexp help p95` or `perfexp help ≈` a term of the tables; README.md has the
 rest."""
+#: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
+COMMANDS = tuple(dict.fromkeys(re.findall(r"^.{9}perfexp ([\w-]+)", _OVERVIEW, re.MULTILINE)))
+#: Settings of the overview, and what they do.
+_SETTINGS = dict(re.findall(r"^  (\S+=.*?)  +(.+)$", _OVERVIEW, re.MULTILINE))
+#: Argument of `perfexp help` for all options and keys.
+_KEYS = "keys"
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -105,23 +96,16 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     if topic and not topic.startswith("-"):
         topic = " ".join(arguments[1:])
         return _topic(topic, folders[0], list(_on_key(topic.partition("=")[0], options, folders[0])))
-    width = max(map(len, _COMMANDS)) + 2
-    examples = [f"  perfexp {words:<44}{about}".rstrip() for words, about in _MEASUREMENTS.items()]
-    commands = [
-        f"{(purpose if not number else '').ljust(width)}perfexp {words:<23} {about}"
-        for purpose, lines in _COMMANDS.items()
-        for number, (words, about) in enumerate(lines.items())
-    ]
-    settings = [f"  {words:<38}{about}" for words, about in _SETTINGS.items()]
-    names = _filled("Groups", sorted(options)), _filled("Keys", _names(folders[0] / "config.yaml"))
-    return "\n".join([_HEADER, "", *examples, "", *commands, "", *names, *settings, _FOOTER])
+    groups, keys = _filled("Groups", sorted(options)), _filled("Keys", _names(folders[0] / "config.yaml"))
+    return _OVERVIEW.format(groups=groups, keys=keys)
 
 
 def _topic(topic: str, conf: Path, key_lines: Sequence[str]) -> str:
     """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
     from perfexp.cli.group_keys import group_keys  # the overview does without
-    from perfexp.records.diagnostics import DIAGNOSTICS, meanings
+    from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, meanings
 
+    topic = MERGED.get(topic, topic)
     if topic in COMMANDS:
         return f"perfexp {topic} --help explains it."
     if text := terms.meaning(topic):
@@ -147,9 +131,9 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
         yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
         for name, place in sorted(options[key].items()):
             yield textwrap.fill(f"{f'  {name}':<{width}}{comment_of(place)}", _WIDTH, subsequent_indent=" " * width)
-    examples = ((words, about) for words, about in _SETTINGS.items() if not words.startswith("probes."))
-    keyed = ((words, about, {word.partition("=")[0] for word in words.split()}) for words, about in examples)
-    yield from (f"{words}: {about}" for words, about, keys in keyed if key in keys)
+    for words, about in _SETTINGS.items():
+        if key in re.findall(r"\S+(?==)", words) and not words.startswith("probes."):
+            yield f"{words}: {about}"
     yield from (text for found, text in _keys(conf / "config.yaml") if found == key or found.startswith(f"{key}."))
     if key in options:
         return

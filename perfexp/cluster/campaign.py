@@ -4,59 +4,49 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfexp.cluster import gate, job_report, job_states, slurm, submission
+from perfexp.cluster import job_states, slurm, submission
+from perfexp.cluster.element import Campaign, Ended, Run
 from perfexp.cluster.job_states import RunState, State
-from perfexp.cluster.submission import RunRequest, SlurmSettings
+from perfexp.cluster.local_queue import LocalCampaign
+from perfexp.cluster.submission import SlurmSettings
 from perfexp.errors import PerfexpError, UserError
-from perfexp.orchestration.preparation import Assignment, is_finished
+from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config
 from perfexp.plan.schema import Cluster
 from perfexp.records import units
-from perfexp.records.paths import RunPaths
-from perfexp.records.record import Record, Status
+from perfexp.records.record import Status
 from perfexp.reports.console import Console
 from perfexp.tracking import Tracker, store
 
-#: What changes when a record is written; None without one.
-Version = tuple[int, int] | None
-Ended = Callable[[Assignment, Record | PerfexpError], None]
+_ROOM = "hydra_plugins.perfexp_launchers.launchers."
 
 
-class SlurmCampaign:
+class SlurmCampaign(Campaign):
     """Runs of a sweep that become jobs, by the launcher's node; raises UserError for settings out of range."""
 
     outlives = True
 
     def __init__(self, launcher: Mapping[str, Any]) -> None:
-        self._settings = SlurmSettings.of_node(launcher)
-        self._requests: list[RunRequest] = []
-        self._earlier: dict[int, Version] = {}
+        super().__init__()
+        self._settings = SlurmSettings(**{name: value for name, value in launcher.items() if name != "_target_"})
 
-    def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
-        """Take a run of the sweep; raises UserError if it can't be a job."""
-        sends = not _is_sent_later(config.build(assignment.plan.tracking))
-        self._requests.append(submission.request_of(assignment, command, cluster, self._settings, sends=sends))
+    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
+        sends = _later(assignment) is None
+        return submission.request_of(assignment, command, cluster, self._settings, sends=sends)
 
-    def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
-        """Submit the runs that are neither finished nor queued; returns whether every run has ended.
-
-        `ended` is called with each run that has. After an interrupt the jobs stay in the queue.
-        """
-        sweep_run.expect([request.assignment for request in self._requests])
-        self._earlier = {run.assignment.number: version(run.assignment) for run in self._requests}
-        left = enter_finished([request.assignment for request in self._requests], console, ended)
-        numbers = {assignment.number for assignment in left}
-        waiting = [request for request in self._requests if request.assignment.number in numbers]
+    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+        """Submit the runs that are not queued; after an interrupt the jobs stay in the queue."""
         try:
-            self._submit(waiting, sweep_run, console)
-            if not self._settings.wait:
-                self._hand_over(sweep_run, console)
-                return not waiting
-            return self._wait(waiting, sweep_run, console, ended)
+            self._submit(runs, sweep_run, console)
+            if self._settings.wait:
+                self._wait(runs, sweep_run, console, ended)
+                return True
+            self._hand_over(sweep_run, console)
+            return not runs
         except PerfexpError:
             sweep_run.withdraw()
             raise
@@ -65,93 +55,83 @@ class SlurmCampaign:
             self._hand_over(sweep_run, console)
             raise
 
-    def _submit(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console) -> None:
-        states = {state.run: state for state in job_states.states(sweep_run.sweep, sweep_run.paths.root)}
-        queued = {run for run, state in states.items() if state.is_queued}
-        new = [run for run in runs if run.assignment.number - 1 not in queued]
+    def _submit(self, runs: Sequence[Run], sweep_run: SweepRun, console: Console) -> None:
+        states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
+        queued = {state.run for state in states if state.is_queued}
+        new = [run for run in runs if run.number not in queued]
         if len(new) < len(runs):
             console.note(f"{units.counted(len(runs) - len(new), 'run')} in the queue already")
-        dependency = gate.dependency(self._settings.after) if new else []
+        dependency = submission.dependency(self._settings.after) if new else []
         if dependency:
             console.note(f"after {self._settings.after}: {dependency[0].removeprefix('--dependency=')}")
         for job, chunk in submission.submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, dependency):
-            console.note(f"job {job}: {units.counted(len(chunk), 'run')} on gpu={chunk[0].kind}")
+            console.note(f"job {job}: {units.counted(len(chunk), 'run')} on gpu={chunk[0].assignment.plan.gpu_name}")
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
+        commands = ["status", "cancel"]
+        if any(_later(run.assignment) for run in self.runs):
+            commands.append("log")
         folder = shlex.quote(str(sweep_run.paths.root))
-        lines = [f"perfexp status {folder}", f"perfexp cancel {folder}"]
-        if any(_is_sent_later(config.build(request.assignment.plan.tracking)) for request in self._requests):
-            lines.append(f"perfexp log {folder}")
+        lines = [f"perfexp {command} {folder}" for command in commands]
         console.show_lines("to follow, to cancel, and to send the results", lines)
 
-    def _wait(self, runs: Sequence[RunRequest], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+    @staticmethod
+    def _wait(runs: Sequence[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> None:
         """Enter each run when its job has ended."""
-        left = {run.assignment.number - 1: run for run in runs}
-        shown = ""
+        left, shown = {run.number: run for run in runs}, ""
         while left:
             states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
             for state in states:
                 if state.run in left and state.has_ended:
-                    self._collect(left.pop(state.run), state, console, ended)
-            text = job_report.counted(states)
+                    _collect(left.pop(state.run), state, console, ended)
+            text = job_states.counted(states)
             if text != shown:
                 console.note(text)
                 shown = text
             if left:
                 time.sleep(slurm.QUEUE_SECONDS)
-        return True
 
-    def _collect(self, run: RunRequest, state: RunState, console: Console, ended: Ended) -> None:
-        assignment = run.assignment
+
+def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
+    """Enter the record of a run, or the state of its job if that left none of its own."""
+    assignment, record = run.assignment, run.record()
+    is_earlier = state.state is not State.done and run.version == run.earlier
+    is_cut_short = record is not None and record.status is Status.INTERRUPTED
+    if record is None or is_earlier or is_cut_short or state.state not in (State.done, State.failed):
+        why = f": {state.why}" if state.why else ""
+        text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp job-output {assignment.folder})"
+        ended(assignment, PerfexpError(text))
+        return
+    if (tracker := _later(assignment)) is not None:
         try:
-            record = Record.load(assignment.folder)
-        except UserError:
-            record = None
-        if state.state is not State.done and version(assignment) == self._earlier.get(assignment.number):
-            record = None  # an earlier job's
-        is_cut_short = record is not None and record.status is Status.INTERRUPTED
-        if record is None or is_cut_short or state.state not in (State.done, State.failed):
-            why = f": {state.why}" if state.why else ""
-            text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp job-output {assignment.folder})"
-            ended(assignment, PerfexpError(text))
-            return
-        tracker = config.build(assignment.plan.tracking)
-        if _is_sent_later(tracker):
-            try:
-                tracker.publish(record, assignment.folder)
-            except PerfexpError as error:
-                assignment.is_sent = False
-                console.error(str(error))
-        ended(assignment, record)
+            tracker.publish(record, assignment.folder)
+        except PerfexpError as error:
+            assignment.is_sent = False
+            console.error(str(error))
+    ended(assignment, record)
 
 
-def version(assignment: Assignment) -> Version:
-    """Return what differs between the record in a run's folder and an earlier one, whatever the clocks of the nodes."""
-    try:
-        found = RunPaths(assignment.folder).record.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
-def enter_finished(assignments: Sequence[Assignment], console: Console, ended: Ended) -> list[Assignment]:
-    """Return the runs that are not finished, after calling `ended` with the others."""
-    left, finished = [], 0
-    for assignment in assignments:
-        if not is_finished(RunPaths(assignment.folder), assignment.plan):
-            left.append(assignment)
-            continue
-        try:
-            ended(assignment, Record.load(assignment.folder))
-            finished += 1
-        except UserError as error:  # a record that cannot be read is not measured again: it may be another version's
-            ended(assignment, error)
-    if finished:
-        console.note(f"{units.counted(finished, 'run')} finished already")
-    return left
-
-
-def _is_sent_later(tracker: Tracker) -> bool:
-    """Whether the store is a file, which jobs on several nodes must not write to."""
+def _later(assignment: Assignment) -> Tracker | None:
+    """Return the tracker of a run if its store is a file, which jobs on several nodes must not write to."""
+    tracker: Tracker = config.build(assignment.plan.tracking)
     uri = tracker.settings.get("uri")
-    return uri is not None and store.database(uri) is not None
+    return tracker if uri is not None and store.database(uri) is not None else None
+
+
+def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
+    """Return the launcher of the runs, by the option and the node of hydra/launcher; None for this process.
+
+    Raises UserError for a launcher that perfexp does not know, or settings out of range.
+    """
+    target = str(launcher["_target_"])
+    kinds = {f"{_ROOM}SlurmLauncher": SlurmCampaign, f"{_ROOM}LocalLauncher": LocalCampaign}
+    if target.endswith(".BasicLauncher") or (target not in kinds and not is_sweep):
+        return None
+    if target not in kinds:
+        raise UserError(
+            f"hydra/launcher={name} can't measure: leave it at basic (one run "
+            "after another), or choose local (several GPUs) or slurm (jobs of a cluster)."
+        )
+    if not is_sweep:
+        raise UserError("hydra/launcher is for the runs of a sweep: add -m.")
+    return kinds[target](launcher)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from perfexp.cli.flags import MULTIRUN
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.host.cache import home
+from perfexp.host.cache import user_folder
 from perfexp.host.files import write_atomically
 
 _LAUNCHER = "hydra/launcher"
 
 
 def file() -> Path:
-    """Return the file of the words, by the XDG Base Directory Specification."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else home() / ".config") / "perfexp" / "site.txt"
+    """Return the file of the words."""
+    return user_folder("XDG_CONFIG_HOME", ".config") / "site.txt"
 
 
 def words() -> list[str]:

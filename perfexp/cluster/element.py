@@ -1,33 +1,141 @@
-"""Element: one run of a sweep, measured by a process of its own: in a job of SLURM, or on one GPU of this machine."""
+"""Element: one run of a sweep, measured by a process of its own: in a job of SLURM, or on one GPU of this machine.
+
+A campaign is the side of the command that starts these processes.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfexp.cli.flags import OF_SWEEP, PARENT, REQUEUE
+from perfexp.cli.overrides import quoted
 from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import interrupts, lifeline
+from perfexp.host import credentials, interrupts, lifeline
 from perfexp.host.scheduler import job_id
+from perfexp.orchestration.preparation import Assignment, is_finished
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.override_keys import key_of
+from perfexp.plan.schema import Cluster
+from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
-from perfexp.records.record import SweepMembership, read_points
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.record import Record, SweepMembership, read_points
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports.console import Console
 
 #: The job of a node that fell silent may live on for a while after SLURM has queued it again.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 
-def arguments(sweep: SweepPaths, number: int, overrides: Sequence[str], *, requeue: bool = False) -> list[str]:
-    """Return the arguments of perfexp that measure the run of a number, from 0."""
-    flags = [f"{OF_SWEEP}={sweep.root}:{number}", *([REQUEUE] if requeue else [])]
-    return [*flags, *overrides, "hydra.mode=RUN", "quiet=true"]
+#: Called with each run that has ended, and its record or the error that ended it.
+Ended = Callable[[Assignment, Record | PerfexpError], None]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run of a sweep that a process of its own measures.
+
+    Attributes:
+        overrides: its overrides as typed, without its place.
+        requests: options of sbatch.
+        earlier: version of the record that an earlier process left; None without one.
+    """
+
+    assignment: Assignment
+    overrides: Sequence[str]
+    cluster: Cluster
+    requests: Sequence[str] = ()
+    earlier: tuple[int, int] | None = None
+
+    @property
+    def number(self) -> int:
+        """Its number in the sweep, from 0."""
+        return self.assignment.number - 1
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """What changes when a record is written, whatever the clocks of the nodes; None without one."""
+        try:
+            found = RunPaths(self.assignment.folder).record.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def record(self) -> Record | None:
+        """Return the record in its folder, None if there is none that can be read."""
+        with suppress(UserError):
+            return Record.load(self.assignment.folder)
+        return None
+
+    def arguments(self, sweep: SweepPaths, *, requeue: bool = False) -> list[str]:
+        """Return the arguments of perfexp that measure it."""
+        flags = [f"{OF_SWEEP}={sweep.root}:{self.number}", *([REQUEUE] if requeue else [])]
+        folder = f"output_dir={quoted(str(self.assignment.folder.absolute()))}"
+        return [*flags, *self.overrides, folder, "hydra.mode=RUN", "quiet=true"]
+
+
+class Campaign(ABC):
+    """The runs of a sweep that processes of their own measure.
+
+    Attributes:
+        outlives: whether they go on after the command has ended.
+    """
+
+    outlives: bool
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
+        """Take a run of the sweep, with its overrides as typed; raises UserError if it can't be measured so."""
+        if assignment.overwrites:
+            raise UserError("--overwrite is not for runs in processes of their own: choose another output_dir=DIR.")
+        if secret := next((text for text in command if credentials.is_masked(text)), None):
+            key = secret.partition("=")[0]
+            raise UserError(f"{key} has a credential, which a job's script would show; set it in the environment.")
+        self.runs.append(self._run(assignment, cluster, command))
+
+    @abstractmethod
+    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run: ...
+
+    def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+        """Have the runs measured that are not finished; returns whether every run has ended.
+
+        `ended` is called with each run that has.
+        """
+        sweep_run.expect([run.assignment for run in self.runs])
+        for run in self.runs:
+            run.earlier = run.version
+        return self._measure(unfinished(self.runs, console, ended), sweep_run, console, ended)
+
+    @abstractmethod
+    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool: ...
+
+
+def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]:
+    """Return the runs that are not finished, after calling `ended` with the others."""
+    left, finished = [], 0
+    for run in runs:
+        assignment = run.assignment
+        if not is_finished(RunPaths(assignment.folder), assignment.plan):
+            left.append(run)
+            continue
+        try:
+            ended(assignment, Record.load(assignment.folder))
+            finished += 1
+        except UserError as error:  # a record that cannot be read is not measured again: it may be another version's
+            ended(assignment, error)
+    if finished:
+        console.note(f"{units.counted(finished, 'run')} finished already")
+    return left
 
 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
@@ -51,14 +159,11 @@ class Element:
         folder, _, number = value.rpartition(":")
         self._sweep_folder, self._requeues, self._is_job = Path(folder), requeue, is_job
         self._sweep = Sweep.load(self._sweep_folder)
-        self.child, self.folder = self._child(number)
+        runs = {str(child.job): (child, path) for child, path in run_folders(self._sweep, self._sweep_folder)}
+        if number not in runs:
+            raise UserError(f"{folder} has no run {number}: submit the sweep again.")
+        self.child, self.folder = runs[number]
         self._num_points = self._count()
-
-    def _child(self, number: str) -> tuple[SweepChild, Path]:
-        for child, folder in run_folders(self._sweep, self._sweep_folder):
-            if str(child.job) == number:
-                return child, folder
-        raise UserError(f"{self._sweep_folder} has no run {number}: submit the sweep again.")
 
     @property
     def membership(self) -> SweepMembership:
@@ -81,19 +186,18 @@ class Element:
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
             return 0 if exit_code == 3 and self._is_job else exit_code
         job = job_id()
+        text = f": job {job} is queued again for the rest."
         if not self._requeues or job is None:
-            print("The job reached its time limit.", flush=True)
-            return 1
-        if self._count() == self._num_points:
-            print("The job reached its time limit before it finished a point: raise cluster.time_limit.", flush=True)
-            return 1
-        print(f"The job reached its time limit: job {job} is queued again for the rest.", flush=True)
-        try:
-            slurm.requeue(job)
-        except PerfexpError as error:
-            print(f"error: {error}", flush=True)
-            return 1
-        time.sleep(_PATIENCE_SECONDS)  # SLURM ends this process
+            text, job = ".", None
+        elif self._count() == self._num_points:
+            text, job = " before it finished a point: raise cluster.time_limit.", None
+        print(f"The job reached its time limit{text}", flush=True)
+        if job is not None:
+            try:
+                slurm.requeue(job)
+                time.sleep(_PATIENCE_SECONDS)  # SLURM ends this process
+            except PerfexpError as error:
+                print(f"error: {error}", flush=True)
         return 1
 
     def _count(self) -> int:
@@ -104,12 +208,12 @@ class Element:
 
 def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     """Remove the flags of an element from a command line; returns the rest and the element, None without one."""
-    values = [text.partition("=")[2] for text in arguments if text.startswith(f"{OF_SWEEP}=")]
-    if not values:
+    own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
+    values = dict(text.partition("=")[::2] for text in own)
+    if OF_SWEEP not in values:
         return list(arguments), None
-    parents = [text.partition("=")[2] for text in arguments if text.startswith(f"{PARENT}=")]
-    element = Element(values[-1], requeue=REQUEUE in arguments, is_job=job_id() is not None and not parents)
-    if parents:
-        lifeline.die_with(int(parents[-1]))
-    flags = (f"{OF_SWEEP}=", f"{PARENT}=", REQUEUE)
-    return [text for text in arguments if not text.startswith(flags)], element
+    parent = values.get(PARENT)
+    element = Element(values[OF_SWEEP], requeue=REQUEUE in values, is_job=job_id() is not None and not parent)
+    if parent:
+        lifeline.die_with(int(parent))
+    return [text for text in arguments if text not in own], element

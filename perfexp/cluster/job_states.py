@@ -1,7 +1,10 @@
-"""Job states: the state of each run of a sweep, from jobs.jsonl, the queue, the accounting and the records."""
+"""Job states: the state of each run of a sweep, from jobs.jsonl, SLURM and the records, and the lines that show it."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from perfexp.cluster import jobs_file, slurm
-from perfexp.cluster.jobs_file import SubmittedRun
-from perfexp.cluster.slurm import Queue, QueuedJob
+from perfexp.cluster import slurm
+from perfexp.cluster.slurm import QueuedJob
 from perfexp.errors import UserError
 from perfexp.host import untrusted
+from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Status
@@ -22,6 +25,10 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.summaries.subject import one_line
 
+#: Limit on the size of a jobs.jsonl, which has about 250 bytes for each submission of a run.
+_MOST_BYTES = 64 << 20
+#: A job, or an element of an array.
+_JOB = re.compile(r"\d+(_\d+)?")
 #: States in which a job ended before its run could.
 _CUT_SHORT = {
     "CANCELLED": "cancelled",
@@ -37,6 +44,41 @@ _GRACE_SECONDS = 90.0
 _NOT_VISIBLE = "its job has ended; its record is not visible yet"
 #: Reason of a job that SLURM keeps without ever starting it.
 _NEVER = "waits for a run that has failed; perfexp cancel ends that"
+#: Runs of one state that are listed.
+_MOST_LINES = 20
+
+
+class SubmittedRun(msgspec.Struct, kw_only=True):
+    """A line of jobs.jsonl: a run of a sweep, numbered from 0, and the job of SLURM that measures it."""
+
+    run: int
+    job: str
+    gpu: str
+    submitted: str
+
+
+def job_name(sweep: str) -> str:
+    """Return the name that all jobs of a sweep have in SLURM."""
+    return f"perfexp-{sweep}"
+
+
+def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
+    """Append lines to jobs.jsonl at once: all runs of an array were submitted together."""
+    content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+    with untrusted.open_append(paths.jobs) as file:
+        file.write(content)
+
+
+def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
+    """Return the latest submission of each run; lines that are not of this form are left out."""
+    found: dict[int, SubmittedRun] = {}
+    with suppress(OSError):
+        for line in untrusted.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
+            with suppress(*untrusted.DECODING_ERRORS):
+                entry = msgspec.json.decode(line, type=SubmittedRun)
+                if _JOB.fullmatch(entry.job):
+                    found[entry.run] = entry
+    return found
 
 
 class State(StrEnum):
@@ -86,6 +128,14 @@ class RunState:
         """Whether SLURM has a job that has yet to end; a record that was removed is not waited for."""
         return self.job != "" and not self.has_ended and self.why != _NOT_VISIBLE
 
+    def __str__(self) -> str:
+        """`run 2 NAME: running as job 7_2 on n1, 59:00 left`."""
+        job = f" as job {self.job}" if self.job else ""
+        node = f" on {self.node}" if self.node else ""
+        left = f", {self.left} left" if self.left else ""
+        why = f": {self.why}" if self.why else ""
+        return f"run {self.run} {self.name}: {self.state}{job}{node}{left}{why}"
+
 
 class _Outcome(msgspec.Struct):
     status: Status
@@ -105,39 +155,33 @@ class _RecordHead(msgspec.Struct):
     sweep: _Membership | None = None
 
 
-def listed() -> tuple[Queue, str]:
+def listed() -> tuple[dict[str, QueuedJob], str]:
     """Return the queue, and why it cannot be listed; empty if it can."""
     try:
         return slurm.queue(), ""
     except UserError as error:
-        return Queue("", {}), str(error)
+        return {}, str(error)
 
 
-def states(sweep: Sweep, folder: Path, queued: tuple[Queue, str] | None = None) -> list[RunState]:
+def states(sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None) -> list[RunState]:
     """Return the state of each run of a sweep that was submitted, in the order of the runs.
 
     Args:
         queued: answer of `listed` that several sweeps share; without it the queue is listed.
     """
-    entries, name = jobs_file.load(SweepPaths(folder)), jobs_file.job_name(sweep.uid)
-    queue, unreachable = queued or listed()
-    jobs = {job.job: job for job in queue.jobs.values() if job.name == name}
+    entries, name = load(SweepPaths(folder)), job_name(sweep.uid)
+    jobs, unreachable = queued or listed()
+    jobs = {job.job: job for job in jobs.values() if job.name == name}
     children = sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job)
-    ended = {child.job: _head(path / "record.json", sweep.uid, child.job) for child, path in children}
-    unknown = [
-        entry.job
-        for run, entry in entries.items()
-        if entry.job not in jobs and ((head := ended.get(run)) is None or head.status is Status.INTERRUPTED)
-    ]
-    if unknown and not unreachable:
-        jobs |= slurm.accounted(unknown, name)
+    heads = {child.job: _head(path / "record.json", sweep.uid, child.job) for child, path in children}
+    has_ended = {run for run, head in heads.items() if head and head.status is not Status.INTERRUPTED}
+    if not unreachable and any(entry.job not in jobs for run, entry in entries.items() if run not in has_ended):
+        jobs = slurm.accounted(name) | jobs
     result = []
     for child, path in children:
         entry = entries.get(child.job)
         job = jobs.get(entry.job) if entry else None
-        if job is not None and job.state == "COMPLETED" and ended.get(child.job) is None:
-            ended[child.job] = _looked_up(path, sweep.uid, child.job)
-        state, why = _state(entry, job, ended.get(child.job), path, queue.at, unreachable)
+        state, why = _state(entry, job, heads[child.job], path, unreachable)
         result.append(
             RunState(
                 run=child.job,
@@ -161,26 +205,8 @@ def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
     return None
 
 
-def _looked_up(folder: Path, sweep: str, run: int) -> _RecordHead | None:
-    """Read the head of a record once more after listing its folder, which a network file system then looks up."""
-    with suppress(OSError):
-        any(folder.iterdir())
-    return _head(folder / "record.json", sweep, run)
-
-
-def _has_just_ended(job: QueuedJob) -> bool:
-    with suppress(ValueError):
-        return datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp() < _GRACE_SECONDS
-    return False
-
-
 def _state(
-    entry: SubmittedRun | None,
-    job: QueuedJob | None,
-    head: _RecordHead | None,
-    folder: Path,
-    listed_at: str,
-    unreachable: str,
+    entry: SubmittedRun | None, job: QueuedJob | None, head: _RecordHead | None, folder: Path, unreachable: str
 ) -> tuple[State, str]:
     """Join the sources; a job that has not ended outweighs the record of an earlier attempt."""
     if job is not None and job.is_running:
@@ -188,12 +214,11 @@ def _state(
     if job is not None and job.is_pending:
         held = f"; perfexp cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
         return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
-    if entry is not None and job is None and entry.submitted > listed_at and not unreachable:
-        return State.pending, "just submitted" if head is None else ""
+    if head is not None and head.status is Status.OK:
+        return State.done, ""
     if head is not None and head.status is not Status.INTERRUPTED:
-        failure = next((point.error for point in head.points if point.status is not Status.OK and point.error), None)
-        is_done = head.status is Status.OK
-        return (State.done, "") if is_done else (State.failed, failure or head.status.value)
+        failures = (point.error for point in head.points if point.status is not Status.OK and point.error)
+        return State.failed, next(failures, head.status.value)
     if entry is None:
         return State.unsubmitted, ""
     if job is None:
@@ -205,8 +230,39 @@ def _state(
         return State.lost, f"SLURM does not list its job any more, and {record}"
     if job.state == "CANCELLED":
         return State.cancelled, ""
-    if job.state == "COMPLETED" and _has_just_ended(job):
+    is_lost = job.state == "COMPLETED"
+    if is_lost and _has_just_ended(job):
         return State.running, _NOT_VISIBLE
     refusal = run_status.refusal(RunPaths(folder).refusal)
-    text = refusal or _CUT_SHORT.get(job.state) or job.reason or job.state.lower()
-    return State.failed if job.state != "COMPLETED" else State.lost, text
+    why = refusal or _CUT_SHORT.get(job.state) or job.reason or job.state.lower()
+    return State.lost if is_lost else State.failed, why
+
+
+def _has_just_ended(job: QueuedJob) -> bool:
+    with suppress(ValueError):
+        return datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp() < _GRACE_SECONDS
+    return False
+
+
+def counted(states: Sequence[RunState]) -> str:
+    """Return the number of runs in each state: `3 done, 1 running, 2 pending`."""
+    numbers = Counter(state.state for state in states)
+    return ", ".join(f"{numbers[state]} {state}" for state in State if numbers[state])
+
+
+def lines(states: Sequence[RunState]) -> Iterator[str]:
+    """Yield a line for each run that runs or failed, and for each reason of waiting or being lost."""
+    for kind in (State.running, State.failed, State.cancelled):
+        runs = [state for state in states if state.state is kind]
+        yield from map(str, runs[:_MOST_LINES])
+        if len(runs) > _MOST_LINES:
+            yield f"and {len(runs) - _MOST_LINES} more {kind}"
+    grouped = Counter(
+        (state.job.partition("_")[0], state.state, state.why)
+        for state in states
+        if state.state in (State.pending, State.lost, State.unknown)
+    )
+    for (job, kind, why), number in grouped.items():
+        yield f"{units.counted(number, 'run')} of job {job} {kind}{f': {why}' if why else ''}"
+    if unsubmitted := sum(state.state is State.unsubmitted for state in states):
+        yield f"{units.counted(unsubmitted, 'run')} not submitted: repeat the command of the sweep"

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfexp.cli.flags import PARENT
-from perfexp.cli.overrides import quoted
-from perfexp.cluster import element
-from perfexp.cluster.campaign import Ended, Version, enter_finished, version
+from perfexp.cluster.element import Campaign, Ended, Run, overrides_of
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials, untrusted
+from perfexp.host import untrusted
 from perfexp.host.installation import python_command
 from perfexp.orchestration.job import exit_code, show_results
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.schema import Cluster
-from perfexp.records.record import Record
+from perfexp.records.paths import SweepPaths
 from perfexp.reports.console import Console
 
 #: Interval at which ended processes are noticed.
@@ -44,86 +41,60 @@ class Slot:
     visible: str
     cores: frozenset[int] = frozenset()
 
-    def __str__(self) -> str:
-        return f"GPU {self.visible}"
 
-
-@dataclass(kw_only=True)
-class _Process:
-    slot: Slot
-    assignment: Assignment
-    popen: subprocess.Popen[bytes]
-    earlier: Version
-
-
-class LocalCampaign:
+class LocalCampaign(Campaign):
     """Runs of a sweep on several GPUs, by the launcher's node; raises UserError for settings out of range."""
 
     outlives = False
 
     def __init__(self, launcher: Mapping[str, Any]) -> None:
+        super().__init__()
         self._slots = slots(launcher["gpus"])
         if not isinstance(launcher["exclusive"], bool):
             raise UserError(f"hydra.launcher.exclusive={launcher['exclusive']}: set true or false.")
         self._sharing = "turns" if launcher["exclusive"] else "together"
-        self._runs: list[tuple[Assignment, Sequence[str]]] = []
 
-    def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
-        """Take a run of the sweep; raises UserError if it needs several GPUs."""
+    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
         if assignment.plan.ranks > 1:
             raise UserError("hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out.")
-        if assignment.overwrites:
-            raise UserError("--overwrite is not for hydra/launcher=local: choose another output_dir=DIR.")
-        if any(credentials.is_masked(text) for text in command):
-            raise UserError("A credential is not passed on to other processes: set it in the environment instead.")
-        self._runs.append((assignment, command))
+        overrides = [*overrides_of(command, sends=True), f"host_sharing={self._sharing}"]
+        return Run(assignment=assignment, overrides=overrides, cluster=cluster)
 
-    def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
-        """Measure every run that is not finished; `ended` is called with each that has ended."""
-        sweep_run.expect([assignment for assignment, _ in self._runs])
-        unfinished = enter_finished([assignment for assignment, _ in self._runs], console, ended)
-        numbers = {assignment.number for assignment in unfinished}
-        waiting = [run for run in self._runs if run[0].number in numbers]
-        free, running = list(self._slots), list[_Process]()
+    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+        free, running = list(self._slots), dict[subprocess.Popen[bytes], tuple[Slot, Run]]()
         sweep_run.paths.make_job_logs()
         sweep_run.announce()
         try:
-            while waiting or running:
-                while waiting and free:
-                    running.append(self._start(free.pop(0), *waiting.pop(0), sweep_run, console))
+            while runs or running:
+                while runs and free:
+                    slot, run = free.pop(0), runs.pop(0)
+                    running[_start(slot, run, sweep_run.paths)] = slot, run
+                    console.note(f"{run.assignment.name}: on GPU {slot.visible}")
                 time.sleep(_LOOK_SECONDS)
-                for process in [process for process in running if process.popen.poll() is not None]:
-                    running.remove(process)
-                    free.append(process.slot)
-                    _collect(process, sweep_run, console, ended)
+                for process in [process for process in running if process.poll() is not None]:
+                    slot, run = running.pop(process)
+                    free.append(slot)
+                    _collect(run, process.returncode, sweep_run.paths, console, ended)
         finally:
             _end(running)
         return True
 
-    def _start(
-        self, slot: Slot, assignment: Assignment, command: Sequence[str], sweep_run: SweepRun, console: Console
-    ) -> _Process:
-        number, earlier = assignment.number - 1, version(assignment)
-        overrides = [
-            *element.overrides_of(command, sends=True),
-            f"output_dir={quoted(str(assignment.folder.absolute()))}",
-            f"host_sharing={self._sharing}",
-        ]
-        arguments = element.arguments(sweep_run.paths, number, overrides)
-        with _log(sweep_run, number, "out") as out, _log(sweep_run, number, "err") as err:
-            popen = subprocess.Popen(
-                [*python_command("perfexp", *arguments), f"{PARENT}={os.getpid()}"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": slot.visible},
-                start_new_session=True,
-            )
-        if slot.cores:
-            with suppress(OSError):  # a container may forbid it
-                os.sched_setaffinity(popen.pid, slot.cores)
-        console.note(f"{assignment.name}: on {slot}")
-        return _Process(slot=slot, assignment=assignment, popen=popen, earlier=earlier)
+
+def _start(slot: Slot, run: Run, sweep: SweepPaths) -> subprocess.Popen[bytes]:
+    """Start the process that measures a run on a GPU."""
+    with _log(sweep, run.number, "out") as out, _log(sweep, run.number, "err") as err:
+        process = subprocess.Popen(
+            [*python_command("perfexp", *run.arguments(sweep)), f"{PARENT}={os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": slot.visible},
+            start_new_session=True,
+        )
+    if slot.cores:
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(process.pid, slot.cores)
+    return process
 
 
 def slots(gpus: Any) -> list[Slot]:
@@ -136,16 +107,13 @@ def slots(gpus: Any) -> list[Slot]:
         if not boards:
             raise UserError("hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of processes.")
         return boards
-    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
-        if boards and gpus > len(boards):
-            raise UserError(f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}.")
-        return (boards or [Slot(visible=str(index)) for index in range(gpus)])[:gpus]
-    is_list = isinstance(gpus, Sequence) and not isinstance(gpus, str)
-    if is_list and gpus and all(type(index) is int and 0 <= index < _MOST_GPUS for index in gpus):
-        if boards and max(gpus) >= len(boards):
-            raise UserError(f"hydra.launcher.gpus={list(gpus)}: this machine has {len(boards)}, numbered from 0.")
-        return [boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(gpus)]
-    raise UserError(f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1].")
+    indices = range(gpus) if type(gpus) is int else gpus
+    is_list = isinstance(indices, Sequence) and not isinstance(indices, str)
+    if not (is_list and indices and all(type(index) is int and 0 <= index < _MOST_GPUS for index in indices)):
+        raise UserError(f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1].")
+    if boards and max(indices) >= len(boards):
+        raise UserError(f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}, numbered from 0.")
+    return [boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(indices)]
 
 
 def _boards() -> list[Slot]:
@@ -160,31 +128,26 @@ def _boards() -> list[Slot]:
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:
     """Return the cores of the NUMA node of a device on the PCI bus, as far as this process may use them."""
+    near = set[int]()
     try:
-        text = (root / bus / "local_cpulist").read_text().strip()
-        near = {core for part in text.split(",") for core in _range(part)}
+        for part in (root / bus / "local_cpulist").read_text().split(","):
+            first, _, last = part.partition("-")
+            near.update(range(int(first), int(last or first) + 1))
         return frozenset(near & os.sched_getaffinity(0))
     except (OSError, ValueError, AttributeError):
         return frozenset()
 
 
-def _range(part: str) -> Iterator[int]:
-    first, _, last = part.partition("-")
-    yield from range(int(first), int(last or first) + 1)
+def _log(sweep: SweepPaths, number: int, suffix: str) -> BinaryIO:
+    return untrusted.open_append(sweep.job_logs / f"{number}.{suffix}")
 
 
-def _log(sweep_run: SweepRun, number: int, suffix: str) -> BinaryIO:
-    return untrusted.open_append(sweep_run.paths.job_logs / f"{number}.{suffix}")
-
-
-def _collect(process: _Process, sweep_run: SweepRun, console: Console, ended: Ended) -> None:
+def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: Ended) -> None:
     """Enter the record that a process has written, or its exit code if that is another failure than the record's."""
-    assignment, code = process.assignment, process.popen.returncode
-    record = None
-    with suppress(UserError):
-        record = Record.load(assignment.folder) if version(assignment) != process.earlier else None
+    assignment = run.assignment
+    record = run.record() if run.version != run.earlier else None
     if record is None or (code not in (0, _NOT_SENT) and exit_code(record) == 0):
-        log = sweep_run.paths.job_logs / f"{assignment.number - 1}.err"
+        log = sweep.job_logs / f"{run.number}.err"
         kind = UserError if code == UserError.exit_code else PerfexpError
         ended(assignment, kind(f"{assignment.name}: exit code {code}; see {log}"))
         return
@@ -193,14 +156,13 @@ def _collect(process: _Process, sweep_run: SweepRun, console: Console, ended: En
     ended(assignment, record)
 
 
-def _end(running: Sequence[_Process]) -> None:
+def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
     """Interrupt processes that are still running, which write their records, and wait for them."""
     for process in running:
-        with suppress(ProcessLookupError):
-            process.popen.send_signal(signal.SIGTERM)
+        process.terminate()
     deadline = time.monotonic() + _END_SECONDS
     for process in running:
         try:
-            process.popen.wait(max(0.0, deadline - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.popen.kill()
+            process.kill()

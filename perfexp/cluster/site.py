@@ -1,16 +1,28 @@
-"""Site: the requests of a run to SLURM, by the mapping of its cluster."""
+"""Site: the requests of a run to SLURM, by the mapping of its cluster, and the nodes that fit them."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from perfexp.cluster import slurm
+from perfexp.cluster.slurm import Node
 from perfexp.errors import UserError, did_you_mean
+from perfexp.host import untrusted
 from perfexp.host.installation import python_command
 from perfexp.plan.schema import Cluster, ClusterGpu
 
 #: Kinds of devices that are not GPUs.
 _WITHOUT_GPU = ("cpu", "fake")
+#: Columns of the check: all nodes, and each use of them.
+USES = ("nodes", "idle", "busy", "others")
+#: States of nodes that run jobs, in short form; any other one but `idle` runs none.
+_BUSY = ("alloc", "mix", "comp", "plnd", "resv")
+#: The job that shows whether perfexp starts: it imports what a worker imports, and prints host and versions.
+_IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__version__, torch.__version__)"
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
@@ -57,3 +69,79 @@ def python(site: Cluster) -> list[str]:
     if site.container:
         return ["apptainer", "exec", "--nv", site.container, "python3", "-P"]
     return python_command("perfexp")[:-2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Number of nodes with a kind of GPU by use: `nodes` in all, `idle`, `busy`, and `others`: down or drained."""
+
+    kind: str
+    requests: Sequence[str]
+    nodes: Mapping[str, int]
+
+
+def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
+    """Return the nodes for each kind that the cluster maps, or of those given if it maps none."""
+    nodes = slurm.nodes()
+    types = gpu_types(nodes)
+    return [_offer(cluster, kind, nodes) for kind in cluster.gpus or [kind for kind in kinds if kind in types]]
+
+
+def gpu_types(nodes: Sequence[Node]) -> set[str]:
+    """Return the types of GPUs in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
+    entries = [entry for node in nodes for entry in _gres(node)]
+    return {entry[1] for entry in entries if entry[0] == "gpu" and len(entry) > 1 and not entry[1].isdigit()}
+
+
+def _gres(node: Node) -> list[list[str]]:
+    """Split the GRES of a node, `gpu:a100:4(S:0,2),shard:8`, into names, types and counts."""
+    return [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", node.gres).split(",")]
+
+
+def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
+    requested = requests(cluster, kind)
+    options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
+    states = {node.name: node.state for node in nodes if _fits(node, options)}
+    uses = Counter(_use(state) for state in states.values())
+    return Offer(kind=kind, requests=requested, nodes={name: uses[name] for name in USES} | {"nodes": len(states)})
+
+
+def _use(state: str) -> str:
+    if state == "idle":
+        return state
+    return "busy" if state.startswith(_BUSY) else "others"
+
+
+def _fits(node: Node, options: Mapping[str, str]) -> bool:
+    """Whether a node fits the partition (`a,b`), the features and the GRES."""
+    gres, constraint = options.get("gres", "").split(":")[:-1], options.get("constraint", "")
+    words = re.findall(r"[\w.-]+|[&|()\[\]]", re.sub(r"\*\d+", "", constraint).replace(",", "&"))
+    return (
+        node.partition in options.get("partition", node.partition).split(",")
+        and (not words or _has(node, words))
+        and (not gres or any(entry[: len(gres)] == gres for entry in _gres(node)))  # types must be equal
+    )
+
+
+def _has(node: Node, words: list[str]) -> bool:
+    """Whether a node has features such as `(v100|a100)&ib`, of which SLURM reads operators from left to right.
+
+    Takes the words up to the closing bracket.
+    """
+    result, operator = True, "&"
+    while words and (word := words.pop(0)) not in (")", "]"):
+        if word in ("&", "|"):
+            operator = word
+            continue
+        has = _has(node, words) if word in ("(", "[") else word in node.features
+        result = result and has if operator == "&" else result or has
+    return result
+
+
+def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
+    """Run one tiny job and return its line; raises UserError if it does not start in time, or perfexp does not."""
+    perfexp = shlex.join([*python(cluster), "-c", _IMPORTS])
+    script = "\n".join([*preparation(cluster), f"exec {perfexp}"])
+    command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *requests(cluster, kind)]
+    output = slurm.call(*command, "bash", "-c", script, seconds=seconds + 120)
+    return untrusted.printable((output.strip().splitlines() or ["no output"])[-1])

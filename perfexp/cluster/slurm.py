@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import getpass
-import hashlib
-import json
-import os
 import re
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perfexp.errors import UserError
-from perfexp.host import locks, untrusted
+from perfexp.host import untrusted
 
-#: Least time between two calls of squeue by the processes of a user on a machine: the controller serves everybody.
+#: Time between two calls of squeue by a waiting process: the controller serves everybody.
 QUEUE_SECONDS = 10.0
 #: Limit on one command; a controller that restarts answers late.
 _COMMAND_SECONDS = 60.0
@@ -30,9 +25,8 @@ _MAX_ARRAY_SIZE = 1001
 #: States of jobs that have not ended. A held job needs its user.
 PENDING_STATES = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD"}
 RUNNING_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
-#: Jobs of one call of scancel or sacct.
-_MOST_ARGUMENTS = 500
-_FIELDS = ("job", "state", "reason", "node", "left", "ended", "name")
+#: Age up to which jobs are looked up in the accounting, whose default is midnight.
+_OLDEST = "now-100days"
 
 
 class QueuedJob(NamedTuple):
@@ -43,8 +37,8 @@ class QueuedJob(NamedTuple):
     reason: str = ""
     node: str = ""
     left: str = ""
-    name: str = ""
     ended: str = ""
+    name: str = ""
 
     @property
     def is_pending(self) -> bool:
@@ -62,13 +56,6 @@ class QueuedJob(NamedTuple):
         return self.is_pending and self.reason == "DependencyNeverSatisfied"
 
 
-class Queue(NamedTuple):
-    """Jobs of this user, by id, at a time in ISO 8601."""
-
-    at: str
-    jobs: dict[str, QueuedJob]
-
-
 class Node(NamedTuple):
     """A node in a partition, with its state, its features, and its GRES as sinfo prints them."""
 
@@ -79,20 +66,22 @@ class Node(NamedTuple):
     gres: str
 
 
-def call(*command: str, text: str | None = None) -> str:
+def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECONDS) -> str:
     """Run a command of SLURM and return its output; raises UserError with its message.
 
     A command that cannot reach the controller is repeated, except sbatch, which may have been heeded.
     """
-    for attempt in range(_ATTEMPTS):
+    is_submission = command[0] == "sbatch"
+    attempts = 1 if is_submission else _ATTEMPTS
+    while True:
         try:
             done = subprocess.run(
                 command,
                 input=text,
                 capture_output=True,
                 text=True,
-                timeout=_COMMAND_SECONDS,
-                start_new_session=command[0] == "sbatch",  # Ctrl-C would end it after SLURM has taken the jobs
+                timeout=seconds,
+                start_new_session=is_submission,  # Ctrl-C would end it after SLURM has taken the jobs
             )
         except FileNotFoundError as error:
             raise UserError(
@@ -100,18 +89,15 @@ def call(*command: str, text: str | None = None) -> str:
                 "hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
-            text = "; its jobs may be queued: perfexp cancel ends them" if command[0] == "sbatch" else ""
-            raise UserError(
-                f"{command[0]} did not answer within {_COMMAND_SECONDS:g} s{text}; try again later."
-            ) from error
+            queued = "; its jobs may be queued: perfexp cancel ends them" if is_submission else ""
+            raise UserError(f"{command[0]} did not answer within {seconds:g} s{queued}; try again later.") from error
         if done.returncode == 0:
             return done.stdout
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        is_last = attempt == _ATTEMPTS - 1 or command[0] == "sbatch"
-        if is_last or not _RESTARTING.search(message):
+        attempts -= 1
+        if not (attempts and _RESTARTING.search(message)):
             raise UserError(f"{command[0]} failed: {untrusted.printable(message)}")
         time.sleep(_PAUSE_SECONDS)
-    raise AssertionError
 
 
 def submit(script: str, options: Sequence[str]) -> str:
@@ -127,8 +113,7 @@ def max_array_size() -> int:
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
     """Cancel those of these jobs and elements of arrays that have a name; all of that name without a list."""
-    for start in range(0, max(len(jobs), 1), _MOST_ARGUMENTS):
-        call("scancel", f"--name={name}", f"--user={getpass.getuser()}", *jobs[start : start + _MOST_ARGUMENTS])
+    call("scancel", f"--name={name}", f"--user={getpass.getuser()}", *jobs)
 
 
 def nodes() -> list[Node]:
@@ -152,55 +137,23 @@ def requeue(job: str) -> None:
     call("scontrol", "requeue", job)
 
 
-def queue() -> Queue:
-    """List the jobs of this user, also those that have just ended.
-
-    The answer is shared by the processes of the user on this machine for `QUEUE_SECONDS`.
-    """
-    place = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:12]
-    with locks.opened(f"slurm-queue-{place}") as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if (recent := _recent(descriptor)) is not None:
-            return recent
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        listed = call(
-            *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
-            "--format=%i|%T|%r|%N|%L|%e|%j",
-        )
-        jobs = [line.split("|", len(_FIELDS) - 1) for line in listed.splitlines()]
-        content = {"monotonic": time.monotonic(), "at": at, "jobs": [job for job in jobs if len(job) == len(_FIELDS)]}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(content).encode(), 0)
-        return _queue_of(content)
+def queue() -> dict[str, QueuedJob]:
+    """List the jobs of this user by id, also those that have just ended."""
+    listed = call(
+        *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
+        "--format=%i|%T|%r|%N|%L|%e|%j",
+    )
+    words = (untrusted.printable(line).split("|", 6) for line in listed.splitlines())
+    return {job[0]: QueuedJob(*job) for job in words if len(job) == len(QueuedJob._fields)}
 
 
-def _recent(descriptor: int) -> Queue | None:
-    try:
-        content = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-        age = time.monotonic() - content["monotonic"]
-        return _queue_of(content) if 0 <= age < QUEUE_SECONDS else None  # it is negative after a restart
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _queue_of(content: dict[str, Any]) -> Queue:
-    jobs = (QueuedJob(**dict(zip(_FIELDS, map(untrusted.printable, job), strict=True))) for job in content["jobs"])
-    return Queue(content["at"], {job.job: job for job in jobs})
-
-
-def accounted(jobs: Collection[str], name: str) -> dict[str, QueuedJob]:
-    """Return those of these jobs and elements that have a name, from the accounting; none on a site without one."""
-    arrays = sorted({job.partition("_")[0] for job in jobs})
-    batches = [arrays[start : start + _MOST_ARGUMENTS] for start in range(0, len(arrays), _MOST_ARGUMENTS)]
-    form, lines, found = "--format=JobID,State,ExitCode,NodeList,End,JobName", list[str](), {}
+def accounted(name: str) -> dict[str, QueuedJob]:
+    """Return the jobs and elements of a name by id, from the accounting; none on a site without one."""
+    found: dict[str, QueuedJob] = {}
     with suppress(UserError):
-        for batch in batches:
-            lines += call("sacct", "-nXP", f"--jobs={','.join(batch)}", form).splitlines()
-    for line in lines:
-        job, state, code, node, ended, job_name = (*map(untrusted.printable, line.split("|", 5)), *[""] * 5)[:6]
-        if job_name != name:  # a cluster that was set up anew starts its numbers again
-            continue
-        state = state.split()[0] if state else ""  # "CANCELLED by 1000"
-        reason = f"exit code {code}" if code not in ("", "0:0") else ""
-        found[job] = QueuedJob(job, state, reason, node, name=name, ended=ended)
-    return {job: found[job] for job in jobs if job in found}
+        form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
+        for line in call("sacct", "-nXP", f"--name={name}", f"--starttime={_OLDEST}", form).splitlines():
+            job, state, code, node, ended, name = untrusted.printable(line).split("|", 5)
+            reason = f"exit code {code}" if code not in ("", "0:0") else ""
+            found[job] = QueuedJob(job, state.partition(" ")[0], reason, node, "", ended, name)  # "CANCELLED by 1000"
+    return found

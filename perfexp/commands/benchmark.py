@@ -15,7 +15,7 @@ from perfexp.commands.app import LARGEST, MIXED, RUN_MODES, ConfigDir, app, echo
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import worker_query
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
 from perfexp.records.old_names import arguments_of_today
@@ -145,7 +145,7 @@ def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
         return int(count)
     if name in ("cpu", "mps"):
         raise UserError(f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes.")
-    visible = capabilities.visible_gpus() - int(gpu.get("index") or 0)
+    visible = worker_query.visible_gpus() - int(gpu.get("index") or 0)
     if visible < 2:
         seen = "no GPU is" if visible < 1 else "one GPU is"
         raise UserError(f"mp needs two GPUs or more, but {seen} visible; use sp, or check CUDA_VISIBLE_DEVICES.")

@@ -26,7 +26,7 @@ def calibrate(
     """Learn on this NVIDIA GPU which kernels cuDNN runs for which algorithm, so that algorithm.verify=true proves it.
 
     perfexp has such a table for one architecture and one version of cuDNN. On another device, or after an update of
-    cuDNN, a run with algorithm.verify=true warns of that (families_foreign). The result is cached.
+    cuDNN, a run with algorithm.verify=true warns of that (algorithm_unproven). The result is cached.
     """
     from perfexp.algorithms import calibration
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.cluster import job_states, jobs_file, slurm
+from perfexp.cluster import job_states, slurm
 from perfexp.commands.app import app, echo
 from perfexp.errors import UserError
 from perfexp.records import units
@@ -28,5 +28,5 @@ def cancel(
     # a file names the jobs: SLURM cancels only those that have the name of the sweep; without --run also those of
     # that name that the file lacks
     if wanted or run is None:
-        slurm.cancel(jobs_file.job_name(sweep.uid), [] if run is None else [state.job for state in wanted])
+        slurm.cancel(job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted])
     echo(f"{units.counted(len(wanted), 'job')} cancelled")

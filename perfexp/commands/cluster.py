@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import cluster_of
-from perfexp.cluster import default_site, site_check, slurm
+from perfexp.cluster import default_site, slurm
+from perfexp.cluster import site as sites
 from perfexp.commands.app import ConfigDir, app, echo, options
 from perfexp.errors import UserError
 from perfexp.reports.console import Console
@@ -40,25 +41,24 @@ def check(
         cluster = stored.get("cluster", "default")
         config_dir = config_dir or (Path(stored["--config-dir"]) if "--config-dir" in stored else None)
     site = cluster_of(cluster, config_dir)
-    found = site_check.offers(site, options("gpu", config_dir))
+    found = sites.offers(site, options("gpu", config_dir))
     if not found:
-        types = ", ".join(sorted(site_check.gpu_types(slurm.nodes()))) or "none"
+        types = ", ".join(sorted(sites.gpu_types(slurm.nodes()))) or "none"
         raise UserError(
             f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu (types: {types}). Write a site file "
             "with gpus: {KIND: {gres: gpu:TYPE}}."
         )
     columns = [Column("gpu", [offer.kind for offer in found], prose=True)]
-    for title in ("nodes", "idle", "busy", "others"):
-        columns.append(Column(title, [str(getattr(offer, title)) for offer in found]))
+    columns += [Column(title, [str(offer.nodes[title]) for offer in found]) for title in sites.USES]
     columns.append(Column("requests", [" ".join(offer.requests) for offer in found], prose=True))
-    missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.idle + offer.busy]
+    missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.nodes["idle"] + offer.nodes["busy"]]
     Console().show_grid(f"cluster {cluster}", Grid(columns), not_measured=missing)
     failed = bool(missing)
     if job:
-        idle = [offer.kind for offer in found if offer.idle]
+        idle = [offer.kind for offer in found if offer.nodes["idle"]]
         kind = gpu or next(iter(idle or [offer.kind for offer in found]))
         try:
-            echo(f"job      gpu={kind}: {site_check.try_node(site, kind, seconds=seconds)}")
+            echo(f"job      gpu={kind}: {sites.try_node(site, kind, seconds=seconds)}")
         except UserError as error:
             echo(f"error: {error}", err=True)
             failed = True

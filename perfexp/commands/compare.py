@@ -92,13 +92,13 @@ def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:
 
 
 def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None:
-    from perfexp.plots import comparison_page  # plotly takes half a second
+    from perfexp.plots import pages  # matplotlib takes half a second
 
     contents = {
         "md": comparison_table.markdown(compared).encode(),
         "csv": csv_tables.to_csv(comparison_table.csv_lines(compared)),
         "json": compared.to_json(),
-        "html": comparison_page.of_comparison(compared),
+        "html": pages.of_comparison(compared),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

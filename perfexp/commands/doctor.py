@@ -17,7 +17,7 @@ from perfexp.devices import lock
 from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
-from perfexp.orchestration import capabilities, machine_priors
+from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
@@ -82,7 +82,7 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
     folders |= {"store": store.parent} if store else {}
     here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
-    surveyed = capabilities.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)
+    surveyed = worker_query.survey(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = ["cpu", *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ()))]
     facts = {
         "machine": here,

@@ -17,8 +17,8 @@ from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables import csv_tables, json_results, layer_tables, tidy
-from perfexp.tables.csv_tables import Line
+from perfexp.tables import csv_tables, flat, json_results, layer_tables, tidy
+from perfexp.tables.flat import Line
 from perfexp.tables.layer_tables import Row
 from perfexp.tables.tidy import Block
 
@@ -117,11 +117,11 @@ class Collected:
 
     def points(self) -> list[Line]:
         """The lines of all points, and of runs that were refused."""
-        return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self.refused()])
+        return flat.aligned([*(line for run in self.runs.values() for line in run.lines), *self.refused()])
 
     def layer_rows(self) -> list[Line]:
         """The lines of all layers, with the fastest algorithm of each."""
-        return tidy.aligned(layer_tables.with_winners([row for run in self.runs.values() for row in run.layers]))
+        return flat.aligned(layer_tables.with_winners([row for run in self.runs.values() for row in run.layers]))
 
     def blocks(self) -> list[Block]:
         """The series of all points."""
@@ -167,7 +167,7 @@ class Collected:
             self.runs[record.uid] = _Run(
                 ended=record.ended,
                 sweep=(membership.uid, membership.job) if membership else None,
-                lines=tidy.points(record, file.parent),
+                lines=flat.points(record, file.parent),
                 blocks=tidy.blocks(record) if self.samples else [],
                 layers=tidy.layers(record, file.parent) if self.layers else [],
             )
@@ -186,7 +186,7 @@ class Collected:
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):
                 if child.error and (sweep.uid, child.job) not in recorded:
-                    yield tidy.refused(sweep, child, folder)
+                    yield flat.refused(sweep, child, folder)
 
     def _failed(self, error: Exception) -> None:
         echo(f"not exported: {error}", err=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.cluster import jobs_file
+from perfexp.cluster import job_states
 from perfexp.commands.app import app, echo
 from perfexp.errors import UserError
 from perfexp.host import untrusted
@@ -29,11 +29,11 @@ def job_output(
     place, number = _place(folder, run)
     paths = SweepPaths(place)
     refuse_link(paths.job_logs)
-    entry = jobs_file.load(paths).get(number)
+    entry = job_states.load(paths).get(number)
     if entry is None:
         raise UserError(f"Run {number} of {place} was not submitted.")
     for suffix in ("out", "err"):
-        file = paths.job_logs / f"{Path(entry.log).name}.{suffix}"
+        file = paths.job_logs / f"{entry.job}.{suffix}"
         try:
             text = untrusted.read_bytes(file).decode(errors="replace")
         except OSError as error:

@@ -115,7 +115,7 @@ def _show_support(overrides: Sequence[str], *, config_dir: Path | None, reasons:
         echo(json.dumps(survey, indent=1))
         return
     console = Console()
-    _show_layers(survey, console)
+    console.show_grid(support_table.subject(survey), support_table.table(survey))
     refused = support_table.refusals(survey, every=reasons)
     if refused.lines:
         console.show_grid(f"not supported ({support_table.NOT})", refused)
@@ -131,21 +131,3 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     folder = [f"--config-dir={config_dir}"] if config_dir else []
     return query(compose([*folder, *chosen, *overrides]), "algorithms", waiting=lambda text: echo(text, err=True))
-
-
-def _show_layers(survey: Survey, console: Console) -> None:
-    title = support_table.subject(survey)
-    for short in (False, True):
-        grid = support_table.table(survey, short=short)
-        if console.has_room(grid):
-            console.show_grid(title, grid)
-            return
-    head, layers = support_table.bands(survey)
-    console.show_grid(title, None)
-    console.note(head)
-    for layer, lines in layers:
-        console.show_grid(layer, None)
-        for line in lines:
-            console.note(line)
-    for note in support_table.notes(survey, short=True):
-        console.note(note)

@@ -77,8 +77,6 @@ def roofline(
         documents.append(_document(result, written))
         if not as_json:
             echo(f"written: {', '.join(map(str, written))}")
-        if targets["html"] not in written:
-            echo('no interactive page: pip install "perfexp[html]"', err=True)
     if as_json:
         echo(json_results.text({"rooflines": documents}))
 

@@ -14,7 +14,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo
 from perfexp.commands.benchmark import given_keys, run_plan
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import worker_query
 from perfexp.plan import config
 from perfexp.plan.config import Plan
 from perfexp.records.record import Record
@@ -88,4 +88,4 @@ def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: P
 def _default_model(gpu: str | None) -> str:
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
-    return _GPU_MODEL if capabilities.visible_gpus() else _MODEL
+    return _GPU_MODEL if worker_query.visible_gpus() else _MODEL

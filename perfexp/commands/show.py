@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
-from perfexp.reports.console import Console, lines_of
+from perfexp.reports.console import Console
+from perfexp.reports.sections import of_sweep, sections
 from perfexp.tables import json_results
 
 #: Runs that are named; the rest is counted.
@@ -33,9 +33,9 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the notes and a run's metrics, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write an interactive page of the plots.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the results and plots as a page.")
     ] = None,
     force: Force = False,
     as_json: Json = False,
@@ -52,7 +52,7 @@ def show(
     record = Record.load(folder)
     place = (folder if folder.is_dir() else folder.parent).absolute()
     if html is not None:
-        _write(html, lambda pages: pages.of_run(record, lines_of(lambda plain: plain.results(record))))
+        _write(html, lambda pages: pages.of_run(record, sections(record)))
     if as_json:
         echo(json_results.document([json_results.of_run(record, place)]))
     else:
@@ -64,8 +64,7 @@ def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: b
     sweep = Sweep.load(folder)
     records = sweep.records(folder)
     if html is not None:
-        lines = lines_of(lambda plain: plain.show_sweep(sweep, None, records))
-        _write(html, lambda pages: pages.of_sweep(sweep, records, lines))
+        _write(html, lambda pages: pages.of_sweep(sweep, records, of_sweep(sweep, records)))
     if as_json:
         of_job = {record.sweep.job: record for record in records if record.sweep}
         places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
@@ -77,12 +76,10 @@ def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: b
 
 
 def _write(file: Path, content: Callable[[Any], bytes]) -> None:
-    if importlib.util.find_spec("plotly") is None:
-        raise UserError('--html needs plotly: pip install "perfexp[html]".')
-    from perfexp.plots import report_page  # plotly takes half a second
+    from perfexp.plots import pages  # matplotlib takes half a second
 
     try:
-        write_atomically(file, content(report_page))
+        write_atomically(file, content(pages))
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror}.") from error
 

@@ -13,7 +13,7 @@ import typer
 
 from perfexp.commands.app import RECORD, SWEEP, echo, one_of
 from perfexp.commands.show import refuse_unfinished
-from perfexp.comparison import comparability, named_baselines, sweep_groups
+from perfexp.comparison import comparability, named_baselines, pairing
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
@@ -110,7 +110,7 @@ def _within(folder: Path) -> list[Side]:
         UserError: fewer than two groups have a record.
     """
     runs = _of_sweep(folder)
-    every = sweep_groups.groups((child, record) for child, _, record in runs)
+    every = pairing.groups((child, record) for child, _, record in runs)
     groups = [group for group in every if group.records]
     if sum(bool(group.timed) for group in groups) > 1:
         groups = [group for group in groups if group.timed]
@@ -213,7 +213,7 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     return runs
 
 
-def _missing(runs: Iterable[sweep_groups.Run]) -> list[str]:
+def _missing(runs: Iterable[pairing.Run]) -> list[str]:
     """A line for each run without a record."""
     return [
         f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.overrides import jobs_of
-from perfexp.cluster import job_report, job_states
+from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
@@ -209,7 +209,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
             queued = queued or job_states.listed()  # once: a controller that is away answers after minutes
             states = job_states.states(sweep, place, queued)
             ended = sum(state.has_ended and state.state is not job_states.State.unsubmitted for state in states)
-            group.jobs += [job_report.counted(states), *job_report.lines(states)]
+            group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
         unknown = "; those that have not begun are not counted" if left and waiting is None else ""

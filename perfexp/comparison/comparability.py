@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 
-from perfexp.comparison.measures import MEASURES
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
-from perfexp.records.processes import comparable
+from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
+from perfexp.records.summary import SINGLES, comparable
 from perfexp.summaries.subject import one_line, subject
-from perfexp.summaries.wording import METER_ACCURACY
 
 #: Values of one fact that are shown.
 _SHOWN = 3
@@ -180,7 +179,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
         differing.pop("training", None)  # of which nothing is compared
     roles = {key: FACTS[key].role for key in differing}
-    if "seed" in roles and not all(any(point.metric("accuracy") for point in one.points) for one in (baseline, other)):
+    if "seed" in roles and not all(any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)):
         roles["seed"] = Role.NEUTRAL  # of times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
@@ -249,7 +248,7 @@ def _within_meters(*sides: Sequence[Point]) -> bool:
     """Whether energies differ by no more than the errors of two meters, as far as these are known."""
     energies, accuracies = (
         [next((one.value for point in points if (one := point.metric(name)) and one.value), None) for points in sides]
-        for name in (MEASURES["energy"].metric or "", METER_ACCURACY)
+        for name in (SINGLES["energy"], METER_ACCURACY)
     )
     if None in energies:
         return False

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from perfexp.comparison import device_summary, undecided
 from perfexp.comparison.comparability import Role
-from perfexp.comparison.document import Alone, Compared, Comparison, LayerDifference, SideFacts, Verdict
+from perfexp.comparison.document import Alone, Compared, Comparison, DeviceSummary, SideFacts, Verdict
+from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
 from perfexp.records.point_times import GRAPH
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.ratios import LEAST_CLUSTERS
+from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, escape_markdown
 from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
+#: Ratios of two devices, in words.
+_DEVICE_RATIOS = {
+    "speedup": "speedup",
+    "throughput_ratio": "throughput ratio",
+    "memory_efficiency": "memory efficiency (samples/s per byte of peak memory)",
+}
+_NEW_RUN = "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
 #: Symbol of each verdict, since color alone does not show it.
 SYMBOLS = {
     Verdict.BETTER: "▲",
@@ -30,7 +38,7 @@ SYMBOLS = {
     Verdict.NOT_COMPARABLE: "✕",
 }
 #: Style of each verdict on a terminal, by the names of rich.
-STYLES = {
+_STYLES = {
     Verdict.BETTER: "green",
     Verdict.WORSE: "red",
     Verdict.SAME: "blue",
@@ -98,20 +106,21 @@ def header(comparison: Comparison) -> list[str]:
 
 def _processes(comparison: Comparison) -> list[str]:
     """Numbers of processes behind the times of the sides: `3 processes of each side`; none without times."""
-    pairs = [pair for pair in comparison.pairs if MEASURES[pair.measure].metric is None]
-    if not pairs:
-        return []
     counts: dict[str, set[int]] = {}
-    for pair in pairs:
-        for name, count in zip((comparison.sides[0].name, pair.side), pair.processes, strict=True):
-            counts.setdefault(name, set()).add(count)
+    for pair in comparison.pairs:
+        if MEASURES[pair.measure].is_time:
+            for name, count in zip((comparison.sides[0].name, pair.side), pair.processes, strict=True):
+                counts.setdefault(name, set()).add(count)
+    of_all = set().union(*counts.values())
+    if len(of_all) < 2:
+        return [f"{_counted(count)} of each side" for count in of_all]
     if any(len(of_side) > 1 for of_side in counts.values()):
-        of_all = set().union(*counts.values())
         return [f"{min(of_all)} to {max(of_all)} processes of each side and point"]
-    of_each = [count for (count,) in counts.values()]
-    if len(set(of_each)) == 1:
-        return [f"{of_each[0]} process{'' if of_each[0] == 1 else 'es'} of each side"]
-    return [f"{', '.join(f'{name} {count}' for name, count in zip(counts, of_each, strict=True))} processes"]
+    return [f"{', '.join(f'{name} {count}' for name, (count,) in counts.items())} processes"]
+
+
+def _counted(processes: int) -> str:
+    return f"{processes} process{'' if processes == 1 else 'es'}"
 
 
 def interval_words(level: float) -> str:
@@ -135,52 +144,47 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     several = len({pair.point for pair in comparison.pairs}) > 1
     further = [str(pair.further_processes or "") for pair in pairs]
+    baseline = comparison.sides[0].name
+    columns = [
+        Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
+        *([Column("point", (pair.point for pair in pairs), prose=True, is_key=True)] if several else []),
+        Column(baseline, (_own(pair.baseline, pair.unit, pair.estimated[0]) for pair in pairs), rank=2),
+        Column(side.name, (_own(pair.other, pair.unit, pair.estimated[1]) for pair in pairs), rank=1),
+        Column(f"{side.name}/{baseline}", map(ratio_of, pairs)),
+        Column("verdict", map(verdict_of, pairs), prose=True, styles=[_STYLES[pair.verdict] for pair in pairs]),
+        *([Column("+N", further, rank=3)] if any(further) else []),
+    ]
     notes = [
         *_figure_notes(pairs),
-        *undecided.remedies(side, pairs),
+        *remedies(side, pairs),
         *_clock_note(pairs),
         *_means(comparison, side),
+        *(in_words(one) for one in comparison.devices if one.side == side.name),
     ]
-    notes += [device_summary.in_words(one) for one in comparison.devices if one.side == side.name]
-    return Grid(
-        [
-            Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
-            *([Column("point", (pair.point for pair in pairs), prose=True, is_key=True)] if several else []),
-            Column(comparison.sides[0].name, (_own(pair, pair.baseline, pair.estimated[0]) for pair in pairs), rank=2),
-            Column(side.name, (_own(pair, pair.other, pair.estimated[1]) for pair in pairs), rank=1),
-            Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
-            Column("verdict", map(verdict_of, pairs), prose=True, styles=[STYLES[pair.verdict] for pair in pairs]),
-            *([Column("+N", further, rank=3)] if any(further) else []),
-        ],
-        notes,
-    )
+    return Grid(columns, notes)
 
 
-def _own(pair: Compared, value: float, is_estimated: bool) -> str:
-    return f"{'≈ ' * is_estimated}{figure(value, pair.unit)}"
+def _own(value: float, unit: str, is_estimated: bool) -> str:
+    return f"{'≈ ' * is_estimated}{figure(value, unit)}"
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """How the figures of the sides are to be read beside those of `perfexp show`."""
-    notes = (
-        [f"≈ estimated, or without an interval: {TOO_FEW}"]
-        if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles")
-        else []
-    )
+    measures, notes = {pair.measure for pair in pairs}, []
+    if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles"):
+        notes.append(f"≈ estimated, or without an interval: {TOO_FEW}")
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
         notes.append("p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run")
     if any(pair.processes == (1, 1) and pair.low is not None for pair in pairs):
         notes.append("one process of each side: a 99 % interval, since either may be far from most others")
-    if undefined := [pair for pair in pairs if pair.ratio is None]:
-        names = ", ".join(dict.fromkeys(pair.measure for pair in undefined))
+    if undefined := dict.fromkeys(pair.measure for pair in pairs if pair.ratio is None):
+        names = ", ".join(undefined)
         notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
-    if any(pair.measure == "memory" for pair in pairs):
+    if "memory" in measures:
         notes.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
-    if any(pair.measure == "energy" for pair in pairs):
-        notes.append(
-            "energy is energy/per_image of perfexp show: of a loop of calls back to back, in which a device may wait "
-            "for the host"
-        )
+    if "energy" in measures:
+        loop = "of a loop of calls back to back, in which a device may wait for the host"
+        notes.append(f"energy is energy/per_image of perfexp show: {loop}")
     return notes
 
 
@@ -198,16 +202,75 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
         return []
     models = max(mean.models for mean in means)
     has_phases = len({one.phase for one in means}) > 1
-    texts = (
-        " ".join(
-            [*[one.phase] * has_phases, one.measure, ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))]
-        )
-        for one in means
-    )
-    joined = ", ".join(text.removesuffix(", no interval") for text in texts)
+    texts = []
+    for one in means:
+        ratio = ratio_text(Interval(value=one.ratio, low=one.low, high=one.high)).removesuffix(", no interval")
+        texts.append(f"{f'{one.phase} ' * has_phases}{one.measure} {ratio}")
     few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
     points = units.counted(max(mean.pairs for mean in means), "point")
-    return [f"geometric mean over {points} of {units.counted(models, 'model')}: {joined}{few}"]
+    return [f"geometric mean over {points} of {units.counted(models, 'model')}: {', '.join(texts)}{few}"]
+
+
+def in_words(summary: DeviceSummary) -> str:
+    """A summary in one line; ≈ stands before a ratio that is undecided."""
+    texts = []
+    for name, value in msgspec.structs.asdict(summary).items():
+        if name in _DEVICE_RATIOS and value is not None:
+            texts.append(f"{_DEVICE_RATIOS[name]} {'≈ ' * (name in summary.undecided)}{value:.3f}")
+    if summary.accuracy_difference is not None:
+        texts.append(f"accuracy {100 * summary.accuracy_difference:+.2f} percentage points")
+    return f"{summary.phase}: {', '.join(texts)}"
+
+
+def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
+    """What would decide the undecided pairs of a side, by the reason."""
+    undecided = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
+    if not undecided:
+        return []
+    if side.level < ALPHA:
+        return [_in_turn(side, pairs)]
+    notes = []
+    if counts := [max(pair.processes) + pair.further_processes for pair in undecided if pair.further_processes]:
+        notes.append(
+            "+N: N more processes of each side would probably decide; measure both again with "
+            f"replicate={max(counts)}, enough for the largest N"
+        )
+    if any(pair.low is not None and not pair.further_processes for pair in undecided):
+        notes.append(
+            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do not repeat this "
+            "measure; a wider --margin may"
+        )
+    if any(pair.low is None for pair in undecided):
+        notes.append("no interval: a side has one process with too few samples; measure it again with replicate=3")
+    return notes
+
+
+def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
+    """What would decide the pairs of two runs whose processes took turns."""
+    fewest = min(min(pair.processes) for pair in pairs if pair.verdict is Verdict.UNDECIDED)
+    if fewest >= sequential.MOST:
+        return f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"
+    if fewest < sequential.LEAST:
+        return (
+            f"UNDECIDED with {_counted(fewest)} of each side: intervals need "
+            f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
+        )
+    deciding = _deciding(side, pairs)
+    names = ", ".join(dict.fromkeys(pair.measure for pair in deciding))
+    if deciding and all(pair.verdict is not Verdict.UNDECIDED for pair in deciding):
+        return f"UNDECIDED: perfexp ab ended when {names} was decided; {_NEW_RUN}"
+    return (
+        "UNDECIDED: repeat perfexp ab with output_dir=DIR and a longer --max-seconds, which goes on while "
+        f"{names or 'the measure that it decides by (--metric)'} is undecided; {_NEW_RUN}"
+    )
+
+
+def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
+    """The pairs that end `perfexp ab`; none if that is unknown, or not all of them are among these pairs."""
+    if not side.decided_by:
+        return [] if side.decided_by is None else decisive([pair for pair in pairs if pair.measure in DECISIVE])
+    found = [pair for pair in pairs if pair.measure in side.decided_by]
+    return found if {pair.measure for pair in found} == {*side.decided_by} else []
 
 
 def ratio_of(pair: Compared) -> str:
@@ -215,6 +278,14 @@ def ratio_of(pair: Compared) -> str:
     if pair.ratio is None:
         return "undefined"
     return ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
+
+
+def time_ratio(pair: Compared) -> Interval:
+    """The ratio of the times of a pair with its interval, if it has one; of rates it is the inverse."""
+    ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
+    if MEASURES[pair.measure].is_better_if_lower:
+        return ratio
+    return Interval(value=1 / ratio.value, low=pair.high and 1 / pair.high, high=pair.low and 1 / pair.low)
 
 
 def verdict_of(pair: Compared) -> str:
@@ -255,19 +326,25 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
     lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:_MOST_LAYERS]
     if not lines:
         return None
-    return Grid(
-        [
-            Column("layer", (line.layer for line in lines), prose=True, is_key=True),
-            Column("pass", (line.which for line in lines), prose=True, is_key=True),
-            Column("point", (line.point for line in lines), prose=True, is_key=True),
-            Column(comparison.sides[0].name, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
-            Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
-            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
-            Column("share", (percent(line.share) for line in lines)),
-            *(_kernel_columns(comparison.sides[0].name, side.name, lines) if has_kernels else []),
-        ],
-        explained(comparison, side),
-    )
+    names = {"layer": "layer", "pass": "which", "point": "point"}
+    kernels = [_kernels(line.baseline_kernels, line.other_kernels) for line in lines] if has_kernels else []
+    baseline = comparison.sides[0].name
+    columns = [
+        *(Column(title, map(attrgetter(name), lines), prose=True, is_key=True) for title, name in names.items()),
+        Column(baseline, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
+        Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
+        Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
+        Column("share", (percent(line.share) for line in lines)),
+    ]
+    for name, texts in zip((baseline, side.name), zip(*kernels, strict=True), strict=False):
+        columns.append(Column(f"kernels of {name}", texts, prose=True))
+    return Grid(columns, explained(comparison, side))
+
+
+def _kernels(*sides: Sequence[str]) -> tuple[str, str]:
+    """The kernels of a layer on both sides, in cells of their own, since a narrow table cuts long ones."""
+    before, after = (", ".join(own[:_MOST_KERNELS]) or "none" for own in sides)
+    return before, "the same" if before == after else after
 
 
 def explained(comparison: Comparison, side: SideFacts) -> list[str]:
@@ -286,24 +363,6 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
         f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
         for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
     ]
-
-
-def kernels_of(line: LayerDifference) -> str:
-    """The kernels of a layer on both sides, `gemm → winograd`, or once where they are the same."""
-    before, after = _kernels(line)
-    return before if before == after else f"{before} → {after}"
-
-
-def _kernels(line: LayerDifference) -> tuple[str, str]:
-    before, after = (", ".join(own[:_MOST_KERNELS]) for own in (line.baseline_kernels, line.other_kernels))
-    return before or "none", after or "none"
-
-
-def _kernel_columns(baseline: str, other: str, lines: Sequence[LayerDifference]) -> Iterator[Column]:
-    """A column for the kernels of each side, since a narrow table cuts long cells."""
-    pairs = list(map(_kernels, lines))
-    yield Column(f"kernels of {baseline}", (before for before, _ in pairs), prose=True)
-    yield Column(f"kernels of {other}", ("the same" if one == two else two for one, two in pairs), prose=True)
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:

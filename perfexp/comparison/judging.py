@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from perfexp import __version__
-from perfexp.comparison import comparability, device_summary, layer_differences, pairing
+from perfexp.comparison import comparability, pairing
 from perfexp.comparison.comparability import Difference
-from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideFacts, Verdict
-from perfexp.comparison.measures import MEASURES, Measure, repeats
+from perfexp.comparison.document import (
+    Alone,
+    Compared,
+    Comparison,
+    DeviceSummary,
+    LayerDifference,
+    Mean,
+    SideFacts,
+    Verdict,
+)
+from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
+from perfexp.records.layer_lines import DISAGREES, gap_of, name_of, pass_of, seconds_of
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
-from perfexp.records.record import Key, Status
+from perfexp.records.record import Point, Status
+from perfexp.roofline.kernel_names import short
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.ratios import LogRatio
 from perfexp.summaries.subject import common_device
 
+#: Measures of which the first that a run shares with the baseline decides.
+DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
 #: Whose the figures of a run on several devices are.
 _OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
@@ -57,17 +71,16 @@ class Settings:
     allowed: Collection[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Draft:
-    """One figure of a pair before its verdict."""
+    """One figure of a pair, and its verdict once it has one."""
 
-    side: str
     measure: str
-    points: tuple[Measurement, Measurement]
     figures: tuple[Repeats, Repeats]
     ratio: LogRatio | None
     confounders: tuple[Difference, ...]
     level: float
+    verdict: Verdict = Verdict.UNDECIDED
 
     @property
     def is_comparable(self) -> bool:
@@ -80,6 +93,49 @@ class _Draft:
             return 1.0, 1.0
         beyond, within = self.ratio.p_beyond(margin), self.ratio.p_within(margin)
         return min(1.0, ALPHA / self.level * beyond), min(1.0, ALPHA / self.level * within)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """Two points that belong together: the baseline's and the other side's."""
+
+    side: str
+    points: tuple[Measurement, Measurement]
+    differences: tuple[Difference, ...]
+    level: float | None
+    drafts: dict[str, _Draft] = field(default_factory=dict)
+
+    def draft(self, measures: Collection[str]) -> None:
+        """Compute the ratios by the measures that both points have."""
+        one, two = (point.figures for point in self.points)
+        for measure in (name for name in MEASURES if name in measures and name in one and name in two):
+            figures, level = (one[measure], two[measure]), self.level
+            if level is not None:  # processes that took turns were forked from one server
+                figures = figures[0].without_server(), figures[1].without_server()
+            ratio = ratios.log_ratio(figures[1], figures[0]) if figures[0].mean and figures[1].mean else None
+            if ratio and level is None and all(len(figure.values) == 1 for figure in figures):
+                ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
+                level = _ALONE
+            if ratio and level == 0:
+                ratio = LogRatio(value=ratio.value)
+            self.drafts[measure] = _Draft(
+                measure=measure,
+                figures=figures,
+                ratio=ratio,
+                confounders=tuple(one for one in self.differences if one.affects(measure)),
+                level=ALPHA if level is None else level,
+            )
+
+    @property
+    def clocks(self) -> dict[str, str]:
+        """`Compared.clock` of the time whose cycles were counted; clocks of two kinds of devices are not compared."""
+        cycles, time = self.drafts.get("cycles"), next((name for name in DEVICE_TIMES if name in self.drafts), "")
+        one, two = (point.features["device"] for point in self.points)
+        if not cycles or not time or one != two:
+            return {}
+        verdicts = self.drafts[time].verdict, cycles.verdict
+        is_decided = {*verdicts} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}
+        return {time: _CLOCKS.get(verdicts, "")} if is_decided else {}
 
 
 def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
@@ -96,22 +152,19 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     baseline, *others = sides
     _refuse_same_runs(sides)
     matched = [(other, pairing.match(baseline, other)) for other in others]
-    every = [one for _, matching in matched for pair in matching.pairs for one in pair]
     for other, matching in matched:
         if not matching.pairs:
             raise UserError(_nothing_in_common(baseline, other))
-    between, figures = _Differences(settings.allowed), _Figures(settings.measures)
-    drafts = list(_drafts(matched, between, figures))
-    names = pairing.varying(pair[0] for _, matching in matched for pair in matching.pairs)
-    names = names or list(KEY_FIELDS[1:])
-    verdicts = _verdicts(drafts, settings)
-    clocks = _clocks(drafts, verdicts)
+    pairs = [pair for other, matching in matched for pair in _pairs(other, matching, settings)]
+    judge([draft for pair in pairs for draft in pair.drafts.values()], settings)
+    every = [point for pair in pairs for point in pair.points]
+    names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
+    compared = [_compared(pair, draft, names, settings) for pair in pairs for draft in pair.drafts.values()]
+    facts = [_facts(baseline)]
+    for other, matching in matched:
+        differences = dict.fromkeys(one for pair in pairs if pair.side == other.name for one in pair.differences)
+        facts.append(_facts(other, tuple(differences), matching.level))
     alone = [_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone]
-    pairs = [_compared(*judged, names, settings) for judged in zip(drafts, verdicts, clocks, strict=True)]
-    facts = [
-        _facts(baseline),
-        *(_facts(other, between.of_all(matching), matching.level) for other, matching in matched),
-    ]
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
@@ -119,163 +172,92 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
         sides=tuple(facts),
-        pairs=tuple(sorted(pairs, key=_by_batch if _differs_in_batch(pairs) else _regressions_first)),
-        means=tuple(_means(drafts)),
-        alone=(*alone, *_measures_alone(baseline, matched, figures, names)),
-        layers=tuple(
-            line
-            for other, matching in matched
-            for one, two in matching.pairs
-            for line in layer_differences.of_pair(other.name, pairing.label(one, names), one, two)
-        ),
-        devices=tuple(device_summary.summaries(facts, pairs)),
+        pairs=tuple(sorted(compared, key=_by_batch if _differs_in_batch(compared) else _regressions_first)),
+        means=tuple(_means(pairs)),
+        alone=(*alone, *(one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings))),
+        layers=tuple(line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))),
+        devices=tuple(device_summaries(facts, compared)),
     )
 
 
-def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, figures: _Figures) -> Iterator[_Draft]:
-    """The ratios of all pairs by the measures that both points have."""
-    for other, matching in matched:
-        level = matching.level
-        for pair in matching.pairs:
-            differences = between.of(pair)
-            of_baseline, of_other = map(figures.of, pair)
-            for measure in (name for name in MEASURES if name in of_baseline and name in of_other):
-                both = of_baseline[measure], of_other[measure]
-                if level is not None:  # processes that took turns were forked from one server
-                    both = both[0].without_server(), both[1].without_server()
-                ratio = ratios.log_ratio(both[1], both[0]) if both[0].mean and both[1].mean else None
-                own_level = ALPHA if level is None else level
-                if level is None and _is_alone(both):
-                    own_level, ratio = _ALONE, ratio and replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
-                yield _Draft(
-                    side=other.name,
-                    measure=measure,
-                    points=pair,
-                    figures=both,
-                    ratio=LogRatio(value=ratio.value) if ratio and level == 0 else ratio,
-                    confounders=tuple(one for one in differences if one.affects(measure)),
-                    level=own_level,
-                )
+def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pair]:
+    """The pairs of a side with their ratios; each pair of runs is examined once."""
+    known: dict[tuple[int, int], list[Difference]] = {}
+    for one, two in matching.pairs:
+        runs = id(one.record), id(two.record)
+        if runs not in known:
+            known[runs] = comparability.differences(one.record, two.record, settings.allowed)
+        of_points = comparability.point_differences(
+            (one.record, one.points), (two.record, two.points), settings.allowed
+        )
+        differences = (*known[runs], *of_points)
+        pair = _Pair(side=other.name, points=(one, two), differences=differences, level=matching.level)
+        pair.draft(settings.measures)
+        yield pair
 
 
-def _is_alone(figures: tuple[Repeats, Repeats]) -> bool:
-    """Whether neither side shows how much its processes differ."""
-    return all(len(one.values) == 1 for one in figures)
-
-
-def _measures_alone(
-    baseline: Side, matched: Sequence[tuple[Side, Matching]], figures: _Figures, names: Sequence[str]
-) -> Iterator[Alone]:
-    """The measures of pairs that one of the two points lacks."""
-    for other, matching in matched:
-        for pair in matching.pairs:
-            of_baseline, of_other = map(figures.of, pair)
-            for measure in (name for name in MEASURES if (name in of_baseline) is not (name in of_other)):
-                ends, lacking = ((baseline, other), pair[1]) if measure in of_baseline else ((other, baseline), pair[0])
-                if measure == GRAPH and "device" in {*of_baseline} & {*of_other} and not _tried_graph(lacking):
-                    continue  # which points it is measured at depends on the others of the run
-                point, (side, against) = pairing.label(pair[0], names), (end.name for end in ends)
-                yield Alone(side=side, point=point, against=against, measure=measure)
+def _measures_alone(baseline: str, pair: _Pair, names: Sequence[str], settings: Settings) -> Iterator[Alone]:
+    """The measures that one of two points lacks."""
+    one, two = pair.points
+    for measure in (name for name in MEASURES if name in settings.measures):
+        if (measure in one.figures) is (measure in two.figures):
+            continue
+        side, against, lacking = (baseline, pair.side, two) if measure in one.figures else (pair.side, baseline, one)
+        if measure == GRAPH and "device" in pair.drafts and not _tried_graph(lacking):
+            continue  # which points it is measured at depends on the others of the run
+        yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
 
 
 def _tried_graph(one: Measurement) -> bool:
-    points = (point for point in one.record.points if point.key == one.key)
-    return any(point.metric(f"{GRAPH}_seconds") for point in points)
+    return any(point.metric(f"{GRAPH}_seconds") for point in one.points if point.key == one.key)
 
 
-class _Figures:
-    """The figures of points by the chosen measures; each record is evaluated once."""
-
-    def __init__(self, measures: Collection[str]) -> None:
-        self._measures = measures
-        self._known: dict[int, dict[Key, dict[str, Repeats]]] = {}
-
-    def of(self, one: Measurement) -> dict[str, Repeats]:
-        """The figures of a point."""
-        if id(one.record) not in self._known:
-            self._known[id(one.record)] = repeats(one.record)
-        figures = self._known[id(one.record)].get(one.key, {})
-        return {name: figure for name, figure in figures.items() if name in self._measures}
-
-
-class _Differences:
-    """What differs between the points of pairs; each pair of runs is examined once."""
-
-    def __init__(self, allowed: Collection[str]) -> None:
-        self._allowed = allowed
-        self._known: dict[tuple[int, int], list[Difference]] = {}
-
-    def of(self, pair: tuple[Measurement, Measurement]) -> list[Difference]:
-        """What differs between the runs and between the points of a pair."""
-        one, two = pair
-        place = id(one.record), id(two.record)
-        if place not in self._known:
-            self._known[place] = comparability.differences(one.record, two.record, self._allowed)
-        of_points = comparability.point_differences((one.record, one.points), (two.record, two.points), self._allowed)
-        return [*self._known[place], *of_points]
-
-    def of_all(self, matching: Matching) -> tuple[Difference, ...]:
-        """What differs in any pair, each difference once."""
-        return tuple(dict.fromkeys(difference for pair in matching.pairs for difference in self.of(pair)))
-
-
-def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
-    verdicts = [Verdict.UNDECIDED if draft.is_comparable else Verdict.NOT_COMPARABLE for draft in drafts]
-    for number, draft in enumerate(drafts):
-        if MEASURES[draft.measure].is_exact and draft.is_comparable:
-            verdicts[number] = _exact_verdict(draft, settings.margin)
+def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
+    """Give each figure its verdict."""
+    for draft in drafts:
+        if not draft.is_comparable:
+            draft.verdict = Verdict.NOT_COMPARABLE
+        elif MEASURES[draft.measure].is_exact:
+            _judge_exact(draft, settings.margin)
     for measure in (name for name in MEASURES if not MEASURES[name].is_exact):
-        numbers = [number for number, draft in enumerate(drafts) if draft.measure == measure and draft.is_comparable]
-        p_values = [drafts[number].p_values(settings.margin) for number in numbers]
+        judged = [draft for draft in drafts if draft.measure == measure and draft.is_comparable]
+        p_values = [draft.p_values(settings.margin) for draft in judged]
         beyond = ratios.benjamini_hochberg([p for p, _ in p_values], settings.fdr)
         within = ratios.benjamini_hochberg([p for _, p in p_values], settings.fdr)
-        for number, (p_beyond, p_within), differs, agrees in zip(numbers, p_values, beyond, within, strict=True):
+        for draft, (p_beyond, p_within), differs, agrees in zip(judged, p_values, beyond, within, strict=True):
             if differs and p_beyond <= ALPHA:
-                one, two = (figure.mean for figure in drafts[number].figures)
-                is_better = (two < one) is MEASURES[measure].is_better_if_lower
-                verdicts[number] = Verdict.BETTER if is_better else Verdict.WORSE
+                draft.verdict = _better_or_worse(draft)
             elif agrees and p_within <= ALPHA:
-                verdicts[number] = Verdict.SAME
-    return verdicts
+                draft.verdict = Verdict.SAME
 
 
-def _exact_verdict(draft: _Draft, margin: float) -> Verdict:
-    """The verdict by the difference of two exact figures, which are rounded."""
+def _better_or_worse(draft: _Draft) -> Verdict:
     baseline, other = (figure.mean for figure in draft.figures)
-    if abs(other - baseline) <= margin + _ROUNDING * max(baseline, other):
-        return Verdict.SAME
-    return Verdict.BETTER if (other < baseline) is MEASURES[draft.measure].is_better_if_lower else Verdict.WORSE
+    is_better = (other < baseline) is MEASURES[draft.measure].is_better_if_lower
+    return Verdict.BETTER if is_better else Verdict.WORSE
 
 
-def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str | None]:
-    """`Compared.clock` of each figure; clocks of two kinds of devices are not compared."""
-    places = [(draft.side, id(draft.points)) for draft in drafts]
-    of_cycles, times = dict[tuple[str, int], Verdict](), dict[tuple[str, int], str]()
-    for place, draft, verdict in zip(places, drafts, verdicts, strict=True):
-        if draft.measure == "cycles":
-            of_cycles[place] = verdict
-        elif draft.measure in DEVICE_TIMES:
-            times.setdefault(place, draft.measure)  # cycles are those of the first of them
-    clocks: list[str | None] = []
-    for place, draft, verdict in zip(places, drafts, verdicts, strict=True):
-        cycles = of_cycles.get(place, Verdict.UNDECIDED)
-        one, two = (point.features["device"] for point in draft.points)
-        is_decided = {verdict, cycles} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}
-        is_known = draft.measure == times.get(place) and one == two and is_decided
-        clocks.append(_CLOCKS.get((verdict, cycles), "") if is_known else None)
-    return clocks
+def _judge_exact(draft: _Draft, margin: float) -> None:
+    """Judge by the difference of two exact figures, which are rounded."""
+    baseline, other = (figure.mean for figure in draft.figures)
+    is_same = abs(other - baseline) <= margin + _ROUNDING * max(baseline, other)
+    draft.verdict = Verdict.SAME if is_same else _better_or_worse(draft)
 
 
-def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequence[str], settings: Settings) -> Compared:
-    measure, ratio, point = MEASURES[draft.measure], draft.ratio, draft.points[0]
+def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
+    measure, ratio, point = MEASURES[draft.measure], draft.ratio, pair.points[0]
     interval = ratio.interval_at(draft.level) if ratio else None
     baseline, other = draft.figures
-    further = None  # further processes measure times and memory only
-    is_repeated = measure.metric is None or max(len(one.values) for one in draft.figures) > 1
-    if ratio and verdict is Verdict.UNDECIDED and is_repeated and draft.level in (ALPHA, _ALONE):
+    processes = len(baseline.values), len(other.values)
+    further = None
+    is_repeated = measure.is_time or max(processes) > 1
+    if ratio and draft.verdict is Verdict.UNDECIDED and is_repeated and draft.level in (ALPHA, _ALONE):
         further = ratios.further_processes(other, baseline, ratio, settings.margin)
+    baseline_is_estimate, other_is_estimate = (
+        one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
+    )
     return Compared(
-        side=draft.side,
+        side=pair.side,
         point=pairing.label(point, names),
         curve=pairing.label(point, [name for name in names if name != "input_size"]),
         model=point.features["model"],
@@ -284,22 +266,18 @@ def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequenc
         unit=measure.unit,
         baseline=baseline.mean,
         other=other.mean,
-        processes=(len(baseline.values), len(other.values)),
+        processes=processes,
         ratio=interval.value if interval else None,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         p=ratio.p_beyond(settings.margin) if ratio else 1.0,
-        verdict=verdict,
-        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[verdict],
-        clock=clock,
+        verdict=draft.verdict,
+        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[draft.verdict],
+        clock=pair.clocks.get(draft.measure),
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=(_is_estimate(baseline, measure), _is_estimate(other, measure)),
+        estimated=(baseline_is_estimate, other_is_estimate),
     )
-
-
-def _is_estimate(figure: Repeats, measure: Measure) -> bool:
-    return figure.is_estimate or (figure.error is None and not measure.is_exact)
 
 
 def _regressions_first(pair: Compared) -> tuple[str, int, float]:
@@ -318,22 +296,104 @@ def _by_batch(pair: Compared) -> tuple[str, int, int]:
     return pair.side, list(MEASURES).index(pair.measure), pair.key.batch_size
 
 
-def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
+def _means(pairs: Sequence[_Pair]) -> Iterator[Mean]:
     """The geometric means of measures with several comparable pairs of one phase, if all of them have a ratio."""
-    groups: dict[tuple[str, str, str], list[_Draft]] = {}
-    for draft in drafts:
-        if draft.is_comparable:
-            groups.setdefault((draft.side, draft.points[0].key.phase, draft.measure), []).append(draft)
+    groups: dict[tuple[str, str, str], list[tuple[str, LogRatio | None]]] = {}
+    for pair in pairs:
+        for measure, draft in pair.drafts.items():
+            if draft.is_comparable:
+                place = pair.side, pair.points[0].key.phase, measure
+                groups.setdefault(place, []).append((pair.points[0].features["model"], draft.ratio))
     for (side, phase, measure), group in groups.items():
         clusters: dict[str, list[float]] = {}
-        for draft in group:
-            if draft.ratio:
-                clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
-        if len(group) > 1 and all(draft.ratio for draft in group):
+        for model, ratio in group:
+            if ratio:
+                clusters.setdefault(model, []).append(ratio.value)
+        if sum(map(len, clusters.values())) == len(group) > 1:
             mean = ratios.geometric_mean(clusters)
             low, high = mean.low, mean.high
             counts = {"pairs": len(group), "models": len(clusters)}
             yield Mean(side=side, phase=phase, measure=measure, ratio=mean.value, low=low, high=high, **counts)
+
+
+def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
+    """The layers of a pair, the largest contribution first; none unless both sides have layers, and are one model."""
+    one, two = pair.points
+    if one.features["model"] != two.features["model"]:
+        return []  # layers of one name need not be the same layer
+    before, after = _places(one.profiled), _places(two.profiled)
+    if not (before and after):
+        return []
+    doubts = (doubt for point in (one.profiled, two.profiled) if point for doubt in point.doubts)
+    agree = not any(doubt.code == DISAGREES for doubt in doubts)
+    total = sum(seconds for seconds, _ in after.values()) - sum(seconds for seconds, _ in before.values())
+    found = []
+    for layer, which in dict.fromkeys((*before, *after)):
+        (old, old_kernels), (new, new_kernels) = (side.get((layer, which), (0.0, ())) for side in (before, after))
+        found.append(
+            LayerDifference(
+                side=pair.side,
+                point=label,
+                layer=layer,
+                which=which,
+                baseline_seconds=old,
+                other_seconds=new,
+                share=(new - old) / total if total else 0.0,
+                baseline_kernels=tuple(old_kernels),
+                other_kernels=tuple(new_kernels),
+                agrees=agree,
+            )
+        )
+    return sorted(found, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
+
+
+def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collection[str]]]:
+    """Seconds of a call, gaps included, and kernels of the layers of a point by name and pass."""
+    places: dict[tuple[str, str], tuple[float, Collection[str]]] = {}
+    for line in (point.facts.get("layers") or {}).get("lines", ()) if point else ():
+        seconds, kernels = places.get(place := (name_of(line), pass_of(line)), (0.0, ()))
+        own = map(short, line.get("kernels") or {})
+        places[place] = seconds + seconds_of(line) + gap_of(line), dict.fromkeys((*kernels, *own))
+    return places
+
+
+def device_summaries(sides: Sequence[SideFacts], pairs: Sequence[Compared]) -> Iterator[DeviceSummary]:
+    """A summary of each phase of each side whose subject is the device."""
+    for side in sides:
+        if any(one.key == "device" for one in side.differences):
+            comparable = [pair for pair in pairs if pair.side == side.name and pair.verdict != Verdict.NOT_COMPARABLE]
+            for phase in dict.fromkeys(pair.key.phase for pair in comparable):
+                yield _device_summary(side.name, phase, [pair for pair in comparable if pair.key.phase == phase])
+
+
+def _device_summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
+    of_measures: dict[str, list[float]] = {}
+    for pair in pairs:
+        if pair.ratio:
+            of_measures.setdefault(pair.measure, []).append(pair.ratio)
+    means = {measure: statistics.geometric_mean(values) for measure, values in of_measures.items()}
+    time = next((name for name in DECISIVE[:-1] if name in means), "")
+    rate, memory = means.get("throughput"), means.get("memory")
+    accuracies = [pair.other - pair.baseline for pair in pairs if pair.measure == "accuracy"]
+    parts = {"speedup": {time}, "throughput_ratio": {"throughput"}, "memory_efficiency": {"throughput", "memory"}}
+    undecided = {pair.measure for pair in pairs if pair.verdict == Verdict.UNDECIDED}
+    return DeviceSummary(
+        side=side,
+        phase=phase,
+        speedup=1 / means[time] if time else None,
+        throughput_ratio=rate,
+        memory_efficiency=rate / memory if rate and memory else None,
+        accuracy_difference=sum(accuracies) / len(accuracies) if accuracies else None,
+        undecided=tuple(name for name, measures in parts.items() if measures & undecided),
+    )
+
+
+def decisive(pairs: Sequence[Compared]) -> list[Compared]:
+    """For each run and point the pair of the measure that decides."""
+    chosen: dict[tuple[str, object], Compared] = {}
+    for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
+        chosen.setdefault((pair.side, pair.key), pair)
+    return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pairing: match the points of two sides by key and by the features of their runs that both sides share."""
+"""Pairing: the runs of each side, and the points of two sides that belong together by what both sides share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfexp.comparison.measures import repeats
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records.record import Key, Point, Record, Status, layers_key, without_replicate
+from perfexp.records.sweep_record import SweepChild
+from perfexp.statistics.moderated import Repeats
 from perfexp.summaries.subject import field_text, subject
 
 #: Fields of a key that always have to agree, and what else identifies a measurement.
@@ -20,6 +23,8 @@ POINT_AXES = ("mode", "mode.inference.batch_size", "mode.train.batch_size", "inp
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu")
 #: Numbers of devices and nodes in a plan, which are named where there are several.
 _COUNTS = {"gpus": "gpu.count", "nodes": "gpu.nodes"}
+#: A run of a sweep with its record; None if it left none.
+Run = tuple[SweepChild, Record | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class Measurement:
     Attributes:
         points: the point in each process that measured it.
         profiled: the point with its layers, those of the first process.
+        figures: figures of its processes by measure.
         features: properties of its run by name: model, algorithm, …, and the other axes of its sweep.
     """
 
@@ -38,11 +44,11 @@ class Measurement:
     features: dict[str, str]
     points: Sequence[Point]
     profiled: Point | None
+    figures: dict[str, Repeats]
 
     def place(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Its identity by the fields that have to agree and by some features."""
-        fields = (getattr(self.key, field) for field in KEY_FIELDS)
-        return (*fields, *(self.features.get(name, "") for name in names))
+        return (*_fields(self.key), *(self.features.get(name, "") for name in names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +158,27 @@ def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] 
     return " · ".join(text for name in names if (text := word(one, name, others)))
 
 
+def _fields(key: Key) -> tuple[Any, ...]:
+    return tuple(getattr(key, field) for field in KEY_FIELDS)
+
+
+def _timed(record: Record) -> list[Point]:
+    """The points of a record that were to be timed."""
+    return [point for point in record.points if point.key.is_timed]
+
+
 def _measurements(record: Record) -> Iterable[Measurement]:
     about = subject(record.plan, record.environment)
     axes = record.sweep.axes if record.sweep else {}
     others = {
         name: value for name, value in axes.items() if name not in POINT_AXES and name.split(".")[0] not in _COVERED
     }
+    figures = repeats(record)
     points: dict[Key, list[Point]] = {}  # a search for each point would take the square of their number
     for point in record.points:
         points.setdefault(without_replicate(point.key), []).append(point)
-    for point in record.points:
-        if point.key.is_timed and not point.key.replicate:
+    for point in _timed(record):
+        if not point.key.replicate:
             texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
             features = dict(zip(FEATURES, texts, strict=True)) | others
             counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
@@ -173,6 +189,7 @@ def _measurements(record: Record) -> Iterable[Measurement]:
                 features=features | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
                 points=points[point.key],
                 profiled=next((one for one in points.get(layers_key(point.key), ()) if not one.key.replicate), None),
+                figures=figures.get(point.key, {}),
             )
 
 
@@ -185,3 +202,73 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
             how = f"{label(same, differing)} and {label(one, differing)}" if differing else "runs of the same plan"
             raise UserError(f"{side.source} has several results for {one.key} ({how}); name one run's folder.")
     return places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs of a sweep that are one side: they differ only in the axes of points, or are a single run.
+
+    Attributes:
+        runs: the runs by number.
+    """
+
+    runs: tuple[Run, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the runs that left one."""
+        return [record for _, record in self.runs if record]
+
+    @property
+    def timed(self) -> list[Record]:
+        """The records of the runs with a timed point."""
+        return [record for record in self.records if any(one.status is Status.OK for one in _timed(record))]
+
+    @property
+    def number(self) -> int:
+        """The number of its first run."""
+        return self.runs[0][0].job
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The axes with their values, without those of points if it has several runs."""
+        axes = self.runs[0][0].axes
+        return axes if len(self.runs) == 1 else _without_points(axes)
+
+    @property
+    def name(self) -> str:
+        """`run 3`, or the axes of several runs: `model=resnet50`."""
+        if len(self.runs) == 1:
+            return f"run {self.number}"
+        return ", ".join(f"{axis}={value}" for axis, value in self.axes.items())
+
+    @property
+    def varying(self) -> list[str]:
+        """The axes in which its runs differ."""
+        every = [child.axes for child, _ in self.runs]
+        return [axis for axis in every[0] if len({axes.get(axis) for axes in every}) > 1]
+
+
+def groups(runs: Iterable[Run]) -> list[Group]:
+    """The groups of a sweep's runs, by the number of their first run.
+
+    Runs that measured the same point are groups of their own, such as those of two modes that share a phase.
+    """
+    by_axes: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for child, record in sorted(runs, key=lambda run: run[0].job):
+        by_axes.setdefault(tuple(sorted(_without_points(child.axes).items())), []).append((child, record))
+    found = []
+    for members in by_axes.values():
+        found += [Group(runs=tuple(members))] if _differ(members) else [Group(runs=(run,)) for run in members]
+    return sorted(found, key=lambda group: group.number)
+
+
+def _without_points(axes: dict[str, str]) -> dict[str, str]:
+    return {axis: value for axis, value in axes.items() if axis not in POINT_AXES}
+
+
+def _differ(runs: Sequence[Run]) -> bool:
+    """Whether no two runs have the same axes, or a point in common."""
+    axes = {tuple(sorted(child.axes.items())) for child, _ in runs}
+    places = [{_fields(point.key) for point in _timed(record)} for _, record in runs if record]
+    return len(axes) == len(runs) and len(set().union(*places)) == sum(map(len, places))

@@ -10,21 +10,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from perfexp.comparison import comparison_table, judging, pairing, sweep_groups
+from perfexp.comparison import comparison_table, judging, pairing
 from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
-from perfexp.comparison.judging import Settings
-from perfexp.comparison.measures import MEASURES
-from perfexp.comparison.pairing import Side
-from perfexp.comparison.sweep_groups import Group
-from perfexp.comparison.undecided import DECISIVE, decisive
+from perfexp.comparison.judging import DECISIVE, Settings, decisive
+from perfexp.comparison.pairing import Group, Side
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics.distributions import ALPHA
-from perfexp.statistics.estimators import Interval
 from perfexp.summaries.sweep_summary import paired
 
 #: Verdicts that leave open which of two runs is faster.
@@ -84,58 +80,104 @@ class Winner:
     ties: tuple[Mapping[str, str], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Contender:
-    """A group of runs as a side that is named by the number of its first run.
+class _Contest:
+    """The groups of a sweep's runs that have a time, by the number of their first run, and their comparisons.
 
     Attributes:
-        jobs: number of the run that measured a point.
+        wanted: value of `compare.baseline`; None without it.
+        first: the group that it names, without it the first one; None without such a group.
+        models: model of each group; empty texts unless several groups have one of several models.
+        points: groups that measured each point, with the number of the run that did, by model and point.
     """
 
-    group: Group
-    side: Side
-    jobs: Mapping[Key, int]
+    def __init__(self, sweep: Sweep, records: Sequence[Record]) -> None:
+        groups = pairing.groups(paired(sweep, records))
+        self.groups = {str(group.number): group for group in groups if group.timed}
+        self.sides = {name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()}
+        wanted = (fact_at(one.plan, "compare.baseline") for one in records)
+        self.wanted = next((str(name) for name in wanted if name is not None), None)
+        named = (name for name, group in self.groups.items() if self.wanted is None or self.wanted in _names(group))
+        self.first = next(named, None)
+        self.models = {name: side.measurements[0].features["model"] for name, side in self.sides.items()}
+        counts = Counter(self.models.values())
+        if len(counts) < 2 or max(counts.values()) < 2:
+            self.models = dict.fromkeys(self.models, "")
+        self.points: dict[tuple[str, Key], dict[str, int]] = {}
+        for name, side in self.sides.items():
+            for one in side.measurements:
+                if one.status is Status.OK and one.record.sweep:
+                    place = self.models[name], _place(one.key)
+                    self.points.setdefault(place, {})[name] = one.record.sweep.job
+        self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
-    @property
-    def name(self) -> str:
-        """The name of its side."""
-        return self.side.name
+    def job(self, name: str, key: Key) -> int:
+        """The run of a group that measured a point."""
+        return self.points[self.models[name], _place(key)][name]
 
-    @property
-    def names(self) -> set[str]:
-        """Names in `compare.baseline`: the number of a run, a value of its axes, or an axis with its value."""
-        found = {str(child.job) for child, _ in self.group.runs}
-        for child, _ in self.group.runs:
-            found |= {*child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items())}
-        return found
+    def against(self, baseline: str) -> tuple[Sequence[Compared], float]:
+        """All times of the other groups against a baseline, and the level of the verdicts; none without a common point.
+
+        All groups are compared with the baseline of the sweep, with another one those of its model.
+        """
+        if baseline not in self._known:
+            others = [
+                side
+                for name, side in self.sides.items()
+                if name != baseline
+                and (baseline == self.first or self.models[name] == self.models[baseline])
+                and _have_a_pair(self.sides[baseline], side)
+            ]
+            found = judging.compare([self.sides[baseline], *others], Settings(measures=DECISIVE)) if others else None
+            level = min(side.level for side in found.sides[1:]) if found else ALPHA
+            self._known[baseline] = (found.pairs if found else ()), level
+        return self._known[baseline]
+
+    def at(self, place: Key, members: Collection[str], baseline: str | None = None) -> tuple[str, list[Compared]]:
+        """A baseline of some groups, that of the sweep or the first one, and the times of the others at a point."""
+        if baseline is None:
+            baseline = self.first if self.first in members else next(iter(members))
+        pairs = self.against(baseline or "")[0]
+        return baseline or "", [one for one in pairs if one.side in members and _place(one.key) == place]
+
+
+def _names(group: Group) -> set[str]:
+    """Names in `compare.baseline`: the number of a run, a value of its axes, or an axis with its value."""
+    found = {str(child.job) for child, _ in group.runs}
+    for child, _ in group.runs:
+        found |= {*child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items())}
+    return found
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured."""
-    contenders = _contenders(sweep, records)
-    wanted, first = _baseline(records, contenders)
-    if first is None:
-        return SweepVerdicts(fastest=[f"compare.baseline={wanted}: no timed run has this name"] if contenders else [])
-    by_name = {one.name: one for one in contenders}
-    by_run: dict[tuple[int, str], list[Compared]] = {}
-    every, level = _compared(first, contenders)
+    contest = _Contest(sweep, records)
+    if contest.first is None:
+        unknown = f"compare.baseline={contest.wanted}: no timed run has this name"
+        return SweepVerdicts(fastest=[unknown] if contest.groups else [])
+    every, level = contest.against(contest.first)
     deciding = decisive(every)
-    for pair in deciding:
-        place = _place(pair.key)
-        by_run.setdefault((by_name[pair.side].jobs[place], place.phase), []).append(pair)
-    if not by_run:
+    if not deciding:
         return SweepVerdicts()
-    title = f"{_compared_time(deciding)} / {first.group.name}"
+    baseline = contest.groups[contest.first]
+    title = f"{_compared_time(deciding)} / {baseline.name}"
+    by_run: dict[tuple[int, str], list[Compared]] = {}
+    for pair in deciding:
+        by_run.setdefault((contest.job(pair.side, pair.key), pair.key.phase), []).append(pair)
+    timed = {
+        (job, place.phase)
+        for (_, place), members in contest.points.items()
+        for name, job in members.items()
+        if name != contest.first
+    }
+    notes = _of_level(title, level)
+    if timed - by_run.keys():
+        notes.append(f"no {title}: the baseline has no time of the same phase, size and batch")
     return SweepVerdicts(
-        baseline=first.group.number,
+        baseline=baseline.number,
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
-        notes=[
-            *_of_level(title, level),
-            *_without_ratio(title, first, contenders, by_run),
-            *_other_verdicts(deciding, every),
-        ],
-        fastest=_fastest(first, by_name, deciding),
+        notes=[*notes, *_other_verdicts(deciding, every)],
+        fastest=_fastest(contest.first, contest.groups, deciding),
     )
 
 
@@ -145,40 +187,28 @@ def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
     It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. The baseline of
     groups that cannot be compared with that of the sweep, of another model or point, is the first of them.
     """
-    contenders = _contenders(sweep, records)
-    first = _baseline(records, contenders)[1]
-    if first is None:
-        return []
-    known: dict[str, list[Compared]] = {}
-
-    def against(baseline: _Contender) -> list[Compared]:
-        if baseline.name not in known:
-            known[baseline.name] = decisive(_compared(baseline, _rivals(baseline, first, contenders))[0])
-        return known[baseline.name]
-
+    contest = _Contest(sweep, records)
     found = []
-    for (model, place), members in _by_point(contenders).items():
-        baseline = first if first in members else members[0]
-        by_name = {one.name: one for one in members}
-
-        def rivals(of: _Contender, place: Key = place, names: Collection[str] = by_name.keys()) -> list[Compared]:
-            return [pair for pair in against(of) if pair.side in names and _place(pair.key) == place]
-
-        if not (compared := rivals(baseline)):
+    for (model, place), members in contest.points.items() if contest.first else ():
+        baseline, every = contest.at(place, members)
+        if not (compared := decisive(every)):
             continue
         key, measure = compared[0].key, min((pair.measure for pair in compared), key=DECISIVE.index)
         best, slower = None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
-            best = by_name[_fastest_of(baseline.name, compared)]
-            measure = next((pair.measure for pair in compared if pair.side == best.name), measure)
+            best, faster = baseline, _fastest_of(baseline, compared)
+            measure = next((pair.measure for pair in compared if pair.side == faster), measure)
+            rivals = compared
             for _ in members:  # runs with other kinds of time: one may be faster by a time that decided nothing yet
-                if (faster := _fastest_of(best.name, rivals(best))) == best.name:
+                if faster == best:
                     break
-                measure = next(pair.measure for pair in rivals(best) if pair.side == faster)
-                best = by_name[faster]
-            slower = {best.name} | {pair.side for pair in rivals(best) if pair.verdict is Verdict.WORSE}
-        ties = tuple(one.group.axes for one in members if one.name not in slower)
-        found.append(Winner(key=key, model=model, measure=measure, best=best.group.axes if best else None, ties=ties))
+                measure = next(pair.measure for pair in rivals if pair.side == faster)
+                best, rivals = faster, decisive(contest.at(place, members, faster)[1])
+                faster = _fastest_of(best, rivals)
+            slower = {best} | {pair.side for pair in rivals if pair.verdict is Verdict.WORSE}
+        ties = tuple(contest.groups[name].axes for name in members if name not in slower)
+        axes = contest.groups[best].axes if best else None
+        found.append(Winner(key=key, model=model, measure=measure, best=axes, ties=ties))
     return found
 
 
@@ -191,57 +221,20 @@ def time_ratios(sweep: Sweep, records: Sequence[Record]) -> dict[tuple[int, str,
     Args:
         records: runs of one size and batch size each.
     """
-    contenders = _contenders(sweep, records)
-    first = _baseline(records, contenders)[1]
-    if first is None:
-        return {}
+    contest = _Contest(sweep, records)
     found: dict[tuple[int, str, str], TimeRatio | None] = {}
-    every: dict[str, Sequence[Compared]] = {}
-    for place, members in ((place, members) for (_, place), members in _by_point(contenders).items()):
-        baseline, by_name = first if first in members else members[0], {one.name: one for one in members}
-        if baseline.name not in every:
-            every[baseline.name] = _compared(baseline, _rivals(baseline, first, contenders))[0]
-        for pair in every[baseline.name]:
-            if _place(pair.key) == place and pair.side in by_name:
-                ratio = TimeRatio(_ratio_of(pair).value, pair.verdict)
-                found[by_name[pair.side].jobs[place], place.phase, pair.measure] = ratio
-                found[baseline.jobs[place], place.phase, pair.measure] = None
+    for (_, place), members in contest.points.items() if contest.first else ():
+        baseline, pairs = contest.at(place, members)
+        for pair in pairs:
+            ratio = TimeRatio(comparison_table.time_ratio(pair).value, pair.verdict)
+            found[members[pair.side], place.phase, pair.measure] = ratio
+            found[members[baseline], place.phase, pair.measure] = None
     return found
 
 
 def _place(key: Key) -> Key:
     """A point without its precision, in which the runs of a sweep may differ."""
     return msgspec.structs.replace(key, precision="")
-
-
-def _baseline(records: Sequence[Record], contenders: Sequence[_Contender]) -> tuple[str | None, _Contender | None]:
-    """The value of `compare.baseline`, and the group of the run that it names; the first one without it."""
-    wanted = next((str(name) for one in records if (name := fact_at(one.plan, "compare.baseline")) is not None), None)
-    return wanted, next((one for one in contenders if wanted is None or wanted in one.names), None)
-
-
-def _by_point(contenders: Sequence[_Contender]) -> dict[tuple[str, Key], list[_Contender]]:
-    """The groups that measured each point, by the model (`_models`) and the point."""
-    models, found = _models(contenders), dict[tuple[str, Key], list[_Contender]]()
-    for one in contenders:
-        for key in (measured.key for measured in one.side.measurements if measured.status is Status.OK):
-            found.setdefault((models[one.name], _place(key)), []).append(one)
-    return found
-
-
-def _rivals(baseline: _Contender, first: _Contender, contenders: Sequence[_Contender]) -> list[_Contender]:
-    """The groups that are compared with a baseline: all with that of the sweep, otherwise those of its model."""
-    models = _models(contenders)
-    return [one for one in contenders if baseline is first or models[one.name] == models[baseline.name]]
-
-
-def _compared(baseline: _Contender, contenders: Sequence[_Contender]) -> tuple[Sequence[Compared], float]:
-    """The pairs of all times of the other groups, empty without a common point, and the level of their verdicts."""
-    others = [one.side for one in contenders if one is not baseline and _have_a_pair(baseline.side, one.side)]
-    if not others:
-        return [], ALPHA
-    found = judging.compare([baseline.side, *others], Settings(measures=DECISIVE))
-    return found.pairs, min(side.level for side in found.sides[1:])
 
 
 def _of_level(title: str, level: float) -> list[str]:
@@ -251,19 +244,6 @@ def _of_level(title: str, level: float) -> list[str]:
     if not level:
         return [f"± of {title}: {comparison_table.interval_words(level)}"]
     return [f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"]
-
-
-def _without_ratio(
-    title: str, first: _Contender, contenders: Sequence[_Contender], by_run: Collection[tuple[int, str]]
-) -> list[str]:
-    """A line if a run of another group has a time, and the baseline none of the same point."""
-    timed = {
-        (one.jobs[_place(found.key)], found.key.phase)
-        for one in contenders
-        for found in one.side.measurements
-        if one is not first and found.status is Status.OK
-    }
-    return [f"no {title}: the baseline has no time of the same phase, size and batch"] if timed - {*by_run} else []
 
 
 def _compared_time(pairs: Sequence[Compared]) -> str:
@@ -286,24 +266,6 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
     return [f"by {_compared_time(deciding)}; {'; '.join(texts)} (perfexp compare DIR)"]
 
 
-def _models(contenders: Sequence[_Contender]) -> dict[str, str]:
-    """The model of each group by its name; empty texts unless several groups have one of several models."""
-    models = {one.name: one.side.measurements[0].features["model"] for one in contenders}
-    counts = Counter(models.values())
-    return models if len(counts) > 1 and max(counts.values()) > 1 else dict.fromkeys(models, "")
-
-
-def _contenders(sweep: Sweep, records: Sequence[Record]) -> list[_Contender]:
-    """The groups of runs with a time."""
-    found = []
-    for group in sweep_groups.groups(paired(sweep, records)):
-        if group.timed:
-            side = Side.of(str(group.number), group.name, group.timed)
-            jobs = {_place(point.key): child.job for child, one in group.runs if one for point in one.points}
-            found.append(_Contender(group=group, side=side, jobs=jobs))
-    return found
-
-
 def _have_a_pair(first: Side, other: Side) -> bool:
     try:
         return bool(pairing.match(first, other).pairs)
@@ -313,41 +275,29 @@ def _have_a_pair(first: Side, other: Side) -> bool:
 
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
-        return f"{_ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
+        return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter(pair.verdict for pair in pairs)
     return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
 
 
-def _ratio_of(pair: Compared) -> Interval:
-    """The ratio of times with its interval, if it has one; of rates it is the inverse."""
-    ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
-    if not MEASURES[pair.measure].is_better_if_lower:
-        ratio = Interval(value=1 / ratio.value, low=pair.high and 1 / pair.high, high=pair.low and 1 / pair.low)
-    return ratio
-
-
-def _ratio_of_times(pair: Compared) -> str:
-    ratio = _ratio_of(pair)
+def ratio_of_times(pair: Compared) -> str:
+    """The ratio of times of a pair, with its interval if it has one."""
+    ratio = comparison_table.time_ratio(pair)
     return units.digits(ratio.value) if ratio.low is None else comparison_table.ratio_text(ratio)
 
 
-def _fastest(first: _Contender, by_name: Mapping[str, _Contender], deciding: Sequence[Compared]) -> list[str]:
+def _fastest(first: str, groups: Mapping[str, Group], deciding: Sequence[Compared]) -> list[str]:
     """A line for each group that is the fastest at some of several points; none if none is faster than the baseline."""
     points: dict[Key, list[Compared]] = {}
     for pair in deciding:
         points.setdefault(pair.key, []).append(pair)
-    counts = Counter(_fastest_of(first.name, compared) for compared in points.values())
-    if len(points) < 2 or not counts.keys() - {first.name}:
+    counts = Counter(_fastest_of(first, compared) for compared in points.values())
+    if len(points) < 2 or not counts.keys() - {first}:
         return []
-    total = units.counted(len(points), "point")
-    other = "no other run is" if len(first.group.runs) == 1 else "nothing else is"
-    return [
-        f"{one.group.name}: fastest at {counts[name]} of {total}"
-        if one is not first
-        else f"{one.group.name}: {other} shown to be faster at {counts[name]} of {total}"
-        for name, one in by_name.items()
-        if name in counts
-    ]
+    other = "no other run is" if len(groups[first].runs) == 1 else "nothing else is"
+    words = dict.fromkeys(groups, "fastest") | {first: f"{other} shown to be faster"}
+    of = units.counted(len(points), "point")
+    return [f"{groups[name].name}: {words[name]} at {counts[name]} of {of}" for name in groups if name in counts]
 
 
 def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:

@@ -1,15 +1,21 @@
-"""The files of CIFAR-10 and CIFAR-100, in the two published formats: where they are, and their images and labels."""
+"""The files of CIFAR-10 and CIFAR-100, in the two published formats: where they are, and their images and labels.
+
+The binary format is read as it is. The other one consists of pickles, which can run code: a file of it is unpickled
+only if it is the published one, by its checksum.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass
+import pickle  # noqa: TID251 - of published files only
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perfexp.data import pickled
 from perfexp.errors import UserError
 from perfexp.host.untrusted import read_bytes
 
@@ -32,6 +38,7 @@ class Format:
         names: file with the names of the classes, and in pickles their key.
         labels: key of the labels in a pickle.
         label_bytes: bytes before each image in binary files, the last one its label; 0 for pickles.
+        published: MD5 of each pickle, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
     """
 
     archive: str
@@ -42,6 +49,7 @@ class Format:
     names: tuple[str, str]
     labels: str = ""
     label_bytes: int = 0
+    published: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -53,15 +61,6 @@ class Format:
 FORMATS = {
     10: (
         Format(
-            archive="cifar-10-python.tar.gz",
-            md5="c58f30108f718f92721af3b95e74349a",
-            folder="cifar-10-batches-py",
-            train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-            test="test_batch",
-            names=("batches.meta", "label_names"),
-            labels="labels",
-        ),
-        Format(
             archive="cifar-10-binary.tar.gz",
             md5="c32a1d4ab5d03f1284b67883e8d87530",
             folder="cifar-10-batches-bin",
@@ -70,17 +69,26 @@ FORMATS = {
             names=("batches.meta.txt", ""),
             label_bytes=1,
         ),
+        Format(
+            archive="cifar-10-python.tar.gz",
+            md5="c58f30108f718f92721af3b95e74349a",
+            folder="cifar-10-batches-py",
+            train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+            test="test_batch",
+            names=("batches.meta", "label_names"),
+            labels="labels",
+            published={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+            },
+        ),
     ),
     100: (
-        Format(
-            archive="cifar-100-python.tar.gz",
-            md5="eb9058c3a382ffc7106e4002c42a8d85",
-            folder="cifar-100-python",
-            train=("train",),
-            test="test",
-            names=("meta", "fine_label_names"),
-            labels="fine_labels",
-        ),
         Format(
             archive="cifar-100-binary.tar.gz",
             md5="03b5dce01913d631647c71ecec9e9cb8",
@@ -89,6 +97,20 @@ FORMATS = {
             test="test.bin",
             names=("fine_label_names.txt", ""),
             label_bytes=2,
+        ),
+        Format(
+            archive="cifar-100-python.tar.gz",
+            md5="eb9058c3a382ffc7106e4002c42a8d85",
+            folder="cifar-100-python",
+            train=("train",),
+            test="test",
+            names=("meta", "fine_label_names"),
+            labels="fine_labels",
+            published={
+                "train": "16019d7e3df5f24257cddd939b257f8d",
+                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+                "meta": "7973b15100ade9c7d40fb424638fde48",
+            },
         ),
     ),
 }
@@ -160,45 +182,38 @@ def _content(file: Path) -> bytes:
         raise UserError(f"{file} can't be read: {error.strerror}. Get it again.") from error
 
 
-def _unpickled(file: Path, keys: tuple[str, ...]) -> list[Any]:
-    """The values of keys in a pickled dictionary; Python 3 may have written them as bytes."""
-    try:
-        fields = pickled.read(_content(file))
-        named = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in fields.items()}
-        return [named[key] for key in keys]
-    except (pickled.Refused, AttributeError, KeyError) as error:
-        reason = error if isinstance(error, pickled.Refused) else f"it lacks {' or '.join(keys)}"
-        raise UserError(f"{file} can't be read as a file of CIFAR: {reason}. Get it again.") from error
+def _unpickled(file: Path, style: Format) -> dict[str, Any]:
+    """The fields of a published pickle; raises `UserError` for any other file, which is not unpickled."""
+    content = _content(file)
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != style.published[file.name]:
+        raise UserError(
+            f"{file} is not the published file (MD5 {style.published[file.name]}), and a pickle can run code: nothing "
+            f"of it was read. Get it again, or use the binary format."
+        )
+    fields: dict[str, Any] = pickle.loads(content, encoding="latin-1")
+    return fields
 
 
 def _class_names(file: Path, style: Format, most: int) -> list[str]:
     """The names of the classes, in the order of their labels."""
-    if style.label_bytes:
-        names: Any = _content(file).decode("latin-1").split()
-    else:
-        [names] = _unpickled(file, (style.names[1],))
-    if not isinstance(names, list) or not 2 <= len(names) <= most or not all(isinstance(n, str | bytes) for n in names):
+    if style.published:
+        return list(_unpickled(file, style)[style.names[1]])
+    names = _content(file).decode("latin-1").split()
+    if not 2 <= len(names) <= most:
         raise UserError(f"{file} does not name 2 to {most} classes. Get it again.")
-    return [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
+    return names
 
 
 def _images(file: Path, style: Format, classes: int) -> Images:
     """The images of a file, and their labels below a number of classes."""
-    if style.label_bytes:
-        record, content = style.label_bytes + _PIXELS, _content(file)
-        if not content or len(content) % record:
-            raise UserError(
-                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again."
-            )
-        rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-        pixels, labels = rows[:, style.label_bytes :], rows[:, style.label_bytes - 1].astype(np.int64)
-    else:
-        pixels, listed = _unpickled(file, ("data", style.labels))
-        shape = pixels.shape if isinstance(pixels, np.ndarray) else ()
-        is_labels = isinstance(listed, list) and all(type(label) is int and 0 <= label < 256 for label in listed)
-        if not is_labels or not listed or shape != (len(listed), _PIXELS):
-            raise UserError(f"{file} does not have an image of {_PIXELS} numbers for each label. Get it again.")
-        labels = np.array(listed, np.int64)
+    if style.published:
+        fields = _unpickled(file, style)
+        return Images(fields["data"].reshape(-1, *SHAPE), np.array(fields[style.labels], np.int64))
+    record, content = style.label_bytes + _PIXELS, _content(file)
+    if not content or len(content) % record:
+        raise UserError(f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again.")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    pixels, labels = rows[:, style.label_bytes :], rows[:, style.label_bytes - 1].astype(np.int64)
     if labels.max() >= classes:
         raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
     return Images(np.array(pixels).reshape(-1, *SHAPE), labels)

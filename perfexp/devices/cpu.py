@@ -20,6 +20,7 @@ from perfexp.devices import Device, Event
 from perfexp.errors import is_out_of_host_memory
 from perfexp.host import fork_server
 from perfexp.meters import Found, rapl
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Metric
 
 #: Bytes to write to evict everything else, relative to the largest cache.
@@ -76,7 +77,7 @@ class CpuDevice(Device):
     def memory(self) -> list[Metric]:
         """Peak resident memory of the process, libraries and data included, since the reset where possible."""
         own = self._flushed.nbytes if self._flushed is not None else 0
-        return [Metric(name="memory/peak_bytes", value=_peak_resident_bytes() - own, unit="bytes")]
+        return [Metric.of(PEAK_MEMORY, _peak_resident_bytes() - own)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return is_out_of_host_memory(error)

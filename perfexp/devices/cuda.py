@@ -20,6 +20,7 @@ from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found, amdsmi, nvml
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMORY
 from perfexp.records.record import Metric
 
 #: Out-of-memory errors of libraries that bypass torch's allocator.
@@ -144,9 +145,9 @@ class CudaDevice(Device):
         device, reason = self._more_in_use()
         device = None if device is None else device - own
         return [
-            Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
-            Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
-            Metric(name="memory/device_bytes", value=device, unit="bytes", reason=reason),
+            Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - own),
+            Metric.of(RESERVED_MEMORY, torch.cuda.max_memory_reserved() - own),
+            Metric.of(DEVICE_MEMORY, device, reason=reason),
         ]
 
     def is_out_of_memory(self, error: BaseException) -> bool:

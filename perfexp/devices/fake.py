@@ -12,6 +12,7 @@ from typing import Any
 from perfexp.devices import Conditions, Device, Event
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Metric
 
 #: Warming of the device from its first work to its steady state.
@@ -171,9 +172,9 @@ class FakeDevice(Device):
 
     def memory(self) -> list[Metric]:
         if self.memory_bytes is not None:
-            return [Metric(name="memory/peak_bytes", value=self._peak_bytes, unit="bytes")]
+            return [Metric.of(PEAK_MEMORY, self._peak_bytes)]
         reason = "a scripted device has no memory"
-        return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
+        return [Metric.of(PEAK_MEMORY, None, reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError)

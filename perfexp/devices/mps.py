@@ -14,6 +14,7 @@ from perfexp.errors import DeviceMismatch
 from perfexp.meters import Found, none_because
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Metric
 
 
@@ -57,7 +58,7 @@ class MpsDevice(CpuDevice):
 
     def memory(self) -> list[Metric]:
         own = self._evicting.nbytes if self._evicting is not None else 0
-        return [Metric(name="memory/peak_bytes", value=torch.mps.driver_allocated_memory() - own, unit="bytes")]
+        return [Metric.of(PEAK_MEMORY, torch.mps.driver_allocated_memory() - own)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return "MPS backend out of memory" in str(error) or super().is_out_of_memory(error)
@@ -66,7 +67,7 @@ class MpsDevice(CpuDevice):
         return none_because("Apple's GPU has none that perfexp reads")
 
     def doubts(self) -> list[Diagnostic]:
-        return [diagnostics.make("device_untested", device=self.name)]
+        return [diagnostics.make("untested", what=f"{self.name}; each call waits for it, and has no device time")]
 
 
 def open_device(**_: Any) -> MpsDevice:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-#: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts),
+#: `machine` (machine.facts), `survey` (worker_query.survey), `gpu_files` (by name: match, product, power_watts),
 #: `locks` (owner or None by the device's lock name) and `processes` (how much figures differ between them, by class).
 Facts = Mapping[str, Any]
 

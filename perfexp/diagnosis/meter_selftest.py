@@ -49,9 +49,8 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
         remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
         yield warn_if(seconds > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)
     for doubt in tried["doubts"]:
-        if doubt["code"] not in ("meter_stuck", "meter_average"):  # reported above
-            verdict = untested if doubt["code"] == "meter_untested" else warn
-            yield verdict("energy", doubt["detail"], doubt["remedy"])
+        verdict = untested if doubt["code"] == "untested" else warn
+        yield verdict("energy", doubt["detail"], doubt["remedy"])
 
 
 def _counter(meter: Mapping[str, Any]) -> Finding:
@@ -69,8 +68,6 @@ def _power(meter: Mapping[str, Any]) -> Finding:
     if meter["integral_watts"] is None:
         remedy = "the energy counter is enough; there is nothing to compare it with"
         return missing(check, meter["no_power"] or "too few readings", remedy)
-    observation = f"{units.digits(meter['integral_watts'])} W at rest"
-    if meter["power_kind"] == PowerKind.average:
-        remedy = "a driver of 530 or later reports instantaneous power"
-        return warn(check, f"{observation}, an average over about a second", remedy)
-    return ok(check, f"{observation}, instantaneous")
+    is_average = meter["power_kind"] == PowerKind.average
+    kind = "an average over about a second" if is_average else "instantaneous"
+    return ok(check, f"{units.digits(meter['integral_watts'])} W at rest, {kind}")

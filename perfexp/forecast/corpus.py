@@ -19,13 +19,14 @@ from perfexp.prediction.skill import Truth
 from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
 from perfexp.records import priors
 from perfexp.records.folders import below
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
 from perfexp.summaries.subject import Subject, subject
-from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of
+from perfexp.summaries.wording import find_metric, interval_of
 
 #: Quantities of a curve, with their units.
 QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}

@@ -78,11 +78,9 @@ def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
     """Return the warning that a point is outside the measured range of its curve."""
     if predicted.reason != OUTSIDE:
         return []
-    return [
-        diagnostics.make(
-            "outside_corpus", point=pair_text(predicted.pair), count=len(curve.values), range=_range_text(curve)
-        )
-    ]
+    range_text, count = _range_text(curve), len(curve.values)
+    why = f"{pair_text(predicted.pair)} is outside the {count} measured points, {range_text}: no time and no energy"
+    return [diagnostics.make("corpus_unfit", why=why)]
 
 
 def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]) -> list[Diagnostic]:
@@ -96,7 +94,7 @@ def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapp
     ]
     if not changes:
         return []
-    return [diagnostics.make("corpus_stale", changes="; ".join(changes), folder=curve.folder)]
+    return [diagnostics.make("corpus_unfit", why=f"those in {curve.folder} are of another state: {'; '.join(changes)}")]
 
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:

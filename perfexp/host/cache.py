@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,24 +39,22 @@ class JsonCache:
         """Store a JSON value; concurrent runs may do so at the same time."""
         self.update({key: value})
 
-    def update(self, values: Mapping[str, Any]) -> None:
-        """Store several JSON values by key, as `add` does; the file is written once."""
+    def update(self, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
+        """Store JSON values by key and remove others; where the file cannot be written, they are this process's."""
         self._entries = {**self.entries(), **values}
-        self._rewrite(lambda entries: {**entries, **values})
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove the entries of these keys from the file."""
-        removed = set(keys)
-        self._rewrite(lambda entries: {key: value for key, value in entries.items() if key not in removed})
-
-    def _rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change the file; where that is impossible, the entries are those of this process."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # the soft lock of a file system without flock would outlive a killed process
             with FileLock(self.path.with_suffix(".lock"), fallback_to_soft=False):
-                content = {"context": self._context, "findings": change(self._read())}
+                findings = {**self._read(), **values}
+                for key in removed:
+                    findings.pop(key, None)
+                content = {"context": self._context, "findings": findings}
                 write_atomically(self.path, json.dumps(content, indent=1).encode())
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove the entries of these keys from the file; this process keeps them."""
+        self.update({}, removed=keys)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -67,9 +65,14 @@ class JsonCache:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the default folder of a kind of cache, by the XDG Base Directory Specification."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home() / ".cache") / "perfexp" / name
+    """Return the default folder of a kind of cache."""
+    return user_folder("XDG_CACHE_HOME", ".cache") / name
+
+
+def user_folder(variable: str, usual: str) -> Path:
+    """Return perfexp's folder in one of the XDG Base Directory Specification, by its variable and its usual place."""
+    base = os.environ.get(variable)
+    return (Path(base) if base else home() / usual) / "perfexp"
 
 
 def home() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,22 +19,16 @@ def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
     """Return an exception as an error of perfexp, after writing its traceback to a file: the run's log, if any."""
     if text := missing_package(error):
         return UserError(text)
-    log = None if folder is None else folder / "run.log"
     now = datetime.now(UTC)
-    elsewhere = cache_folder("tracebacks") / f"{now:%Y-%m-%d}.log"
-    story = "".join(traceback.format_exception(error))
-    text = " ".join(str(error).split())[:_SHOWN]
-    for file in (log, elsewhere):
-        if file is not None and (file == elsewhere or file.is_file()) and _appended(file, f"{now:%H:%M:%S} {story}"):
-            return PerfexpError(f"unexpected {type(error).__name__}: {text}; the traceback is in {file}")
-    return PerfexpError(f"unexpected {type(error).__name__}: {text}; the traceback could not be written")
-
-
-def _appended(file: Path, text: str) -> bool:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with untrusted.open_append(file) as log:
-            log.write(text.encode(errors="replace"))
-    except OSError:
-        return False
-    return True
+    files = [cache_folder("tracebacks") / f"{now:%Y-%m-%d}.log"]
+    if folder is not None and (folder / "run.log").is_file():
+        files.insert(0, folder / "run.log")
+    story = f"{now:%H:%M:%S} {''.join(traceback.format_exception(error))}"
+    message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}; the traceback"
+    for file in files:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with untrusted.open_append(file) as log:
+                log.write(story.encode(errors="replace"))
+            return PerfexpError(f"{message} is in {file}")
+    return PerfexpError(f"{message} could not be written")

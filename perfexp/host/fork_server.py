@@ -5,14 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -60,11 +58,9 @@ class Forked:
         if self.returncode is None:
             if not select.select([self.pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("worker", timeout)
-            # without an exit code the server has ended, and this process with it
-            data = os.read(self._status, 4) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
+            data = self._read(4)  # nothing if the server has ended, and this process with it
             self.returncode = struct.unpack(STATUS, data)[0] if data else -signal.SIGKILL
-            os.close(self._status)
-            os.close(self.pidfd)
+            self._close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -74,13 +70,18 @@ class Forked:
 
     def begin(self) -> None:
         """Wait for its first instruction; raises `Unforkable` if it hangs, since a lock was held at the fork."""
-        if select.select([self._status], [], [], _FORK_SECONDS)[0] and os.read(self._status, 1) == READY:
-            return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if self._read(1) != READY:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._close()
+            raise Unforkable("a forked process did not begin")
+
+    def _read(self, size: int) -> bytes:
+        return os.read(self._status, size) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
+
+    def _close(self) -> None:
         os.close(self._status)
         os.close(self.pidfd)
-        raise Unforkable("a forked process did not begin")
 
 
 class _Server:
@@ -88,9 +89,9 @@ class _Server:
 
     def __init__(self) -> None:
         self.surroundings = _surroundings()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*python_command("perfexp.worker.server"), f"--socket={theirs.fileno()}", f"--parent={os.getpid()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -99,37 +100,25 @@ class _Server:
                 start_new_session=True,
             )
 
-    @property
-    def is_usable(self) -> bool:
-        return self._process.poll() is None and self.surroundings == _surroundings()
-
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a request; raises OSError if the server has ended."""
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+        socket.send_fds(self.connection, [json.dumps(request).encode()], descriptors)
 
     def answer(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the answer; raises OSError if the server ends or hangs, KeyboardInterrupt as they come."""
-        deadline = time.monotonic() + _IMPORT_SECONDS
-        while not select.select([self._connection], [], [], 0)[0]:
+        waited_for, ready = [self.connection.fileno(), *interrupts.descriptors()], list[int]()
+        while self.connection.fileno() not in ready:
+            ready = select.select(waited_for, [], [], _IMPORT_SECONDS)[0]
             interrupts.check()
-            if time.monotonic() > deadline:
+            if not ready:
                 raise TimeoutError("the fork server imports for too long")
-            descriptors = [self._connection.fileno(), *interrupts.descriptors()]
-            select.select(descriptors, [], [], deadline - time.monotonic())
-        data, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
+        data, descriptors, _, _ = socket.recv_fds(self.connection, 1 << 16, 1)
         if not data:
             raise ConnectionResetError("the fork server has ended")
-        return json.loads(data), descriptors
-
-    def close(self) -> None:
-        """End it and all processes that were forked from it."""
-        self._connection.close()
-        self._process.kill()
-        self._process.wait()
-
-    def forget(self) -> None:
-        """Leave it to the parent of this process, which was forked."""
-        self._connection.close()
+        answer = json.loads(data)
+        if not ("refusal" in answer or descriptors):
+            raise OSError("too many open files")
+        return answer, descriptors
 
 
 _server: _Server | None = None
@@ -160,8 +149,6 @@ def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: 
         server = _running()
         server.ask(request, [log, events, status])
         answer, descriptors = server.answer()
-        if not ("refusal" in answer or descriptors):
-            raise OSError("too many open files")
     except BaseException as error:
         os.close(receive)
         _discard()  # an answer may still come
@@ -182,34 +169,37 @@ def _running() -> _Server:
     global _server
     if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
         raise Unforkable(f"{sys.platform} forks no process with loaded frameworks")
-    if _server is not None and not _server.is_usable:
+    if _server is not None and (_server.process.poll() is not None or _server.surroundings != _surroundings()):
         _discard()
-    if _server is None:
-        _server = _Server()
+    _server = _server or _Server()
     return _server
 
 
 @atexit.register
 def _discard() -> None:
+    """End the server and all processes that were forked from it."""
     global _server
     if _server is not None:
-        _server.close()
+        _server.connection.close()
+        _server.process.kill()
+        _server.process.wait()
     _server = None
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return what a process inherits: environment, folder with modules, cores, priority, file mode and limits."""
+    """Return what a process inherits: environment, folder with modules, file mode, cores, priority and limits."""
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED}
-    umask = re.search(r"^Umask:.*", Path("/proc/self/status").read_text(), re.MULTILINE)
-    limits = Path("/proc/self/limits").read_text()
-    inherited = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), umask and umask[0], limits
-    return environment, str(Path.cwd()) if is_here_on_path() else None, *inherited
+    status = Path("/proc/self/status").read_text().splitlines()
+    inherited = [line for line in status if line.startswith(("Umask:", "Cpus_allowed:"))]
+    folder = Path.cwd() if is_here_on_path() else None
+    return environment, folder, inherited, os.nice(0), Path("/proc/self/limits").read_text()
 
 
 def _forked() -> None:
+    """Leave the server to the parent of this process, which was forked."""
     global _server
     if _server is not None:
-        _server.forget()
+        _server.connection.close()
     _server = None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import gc
 import os
 import signal
@@ -11,8 +10,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -43,17 +42,11 @@ class Forked:
     def __init__(self, function: Callable[..., Any]) -> None:
         if not hasattr(os, "fork"):
             raise Ended(f"{sys.platform} has no fork")
-        self._connection, theirs = map(_above_streams, Pipe())
-        parent = os.getpid()
+        self._connection, theirs = Pipe()
+        arguments = function, theirs, self._connection, os.getpid()
+        self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, see `Ended`
-            self._process = os.fork()
-        if self._process == 0:
-            try:
-                self._connection.close()
-                _detach(parent)
-                _serve(function, theirs)
-            finally:  # without the exit handlers of this process, and whatever a call raised
-                os._exit(0)
+            self._process.start()
         theirs.close()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -63,15 +56,15 @@ class Forked:
             self._wait()
             error, result = self._connection.recv()
         except (EOFError, OSError) as broken:
-            status = self.close(patience_seconds=_END_SECONDS)
-            raise Ended(f"a forked process ended ({_cause(status)})") from broken
+            self._process.join(_END_SECONDS)
+            raise Ended(f"a forked process ended ({self._cause()})") from broken
         if error is not None:
             raise error
         return result
 
     def _wait(self) -> None:
         """Wait for an answer; raises `Ended` if the copy works for too long, or on nothing."""
-        copy, begun = psutil.Process(self._process), time.monotonic()
+        copy, begun = psutil.Process(self._process.pid), time.monotonic()
         worked, since = 0.0, begun
         while not self._connection.poll(1.0):
             now, times = time.monotonic(), copy.cpu_times()
@@ -82,68 +75,30 @@ class Forked:
             if now - since > _IDLE_SECONDS:
                 raise Ended("a forked process waits for what it has no copy of, such as a thread or another process")
 
+    def _cause(self) -> str:
+        code = self._process.exitcode
+        return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self, *, patience_seconds: float = 0.0) -> int:
-        """End the copy, after some time for its own end, and return its wait status; 0 if it was closed before."""
+    def close(self) -> None:
+        """End the copy."""
         self._connection.close()
-        process, self._process = self._process, 0
-        if not process:
-            return 0
-        deadline = time.monotonic() + patience_seconds
-        try:
-            while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            if ended == (0, 0):
-                os.kill(process, signal.SIGKILL)
-                ended = os.waitpid(process, 0)
-        except ChildProcessError:  # a model has this process ignore its children, or has taken the status
-            return 0
-        return ended[1]
+        self._process.kill()
+        self._process.join()
 
 
-class _End(Connection):
-    """An end of the pipe between a process and its copy, which works where other connections are refused."""
-
-    _send, _recv = Connection._send, Connection._recv  # type: ignore[attr-defined]
-
-
-def _above_streams(end: Connection) -> _End:
-    """Move a pipe's end above the standard streams, which may be closed: the copy replaces them."""
-    with end:
-        return _End(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
-
-
-def _cause(status: int) -> str:
-    return signal.Signals(status & 0x7F).name if status & 0x7F else f"exit code {status >> 8}"
-
-
-def _detach(parent: int) -> None:
-    """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
-    lifeline.die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nowhere, stream)
-    for name in ("_send", "_recv"):  # the parent's processes, such as those of a data loader, are not this process's
-        setattr(Connection, name, _refuse)
-    faulthandler.disable()  # its file reports crashes of the parent
-    gc.disable()
-
-
-def _refuse(*_: Any) -> None:
-    raise RuntimeError("it uses processes that a copy can't share")
-
-
-def _serve(function: Callable[..., Any], connection: Connection) -> None:
+def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, parent: int) -> None:
+    """Answer calls until the other end of the pipe is closed."""
+    theirs.close()
+    _detach(parent, own)
     while True:
         try:
-            arguments = connection.recv()
+            arguments = own.recv()
         except EOFError:
             return
         error, result = None, None
@@ -151,4 +106,23 @@ def _serve(function: Callable[..., Any], connection: Connection) -> None:
             result = function(*arguments)
         except Exception as raised:
             error = raised
-        connection.send((error, result))
+        own.send((error, result))
+
+
+def _detach(parent: int, own: Connection) -> None:
+    """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
+    lifeline.die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one of these if it was closed
+        os.dup2(nowhere, stream)
+    for name in ("_send", "_recv"):  # the parent's processes, such as those of a data loader, are not this process's
+        setattr(own, name, getattr(own, name))
+        setattr(Connection, name, _refuse)
+    faulthandler.disable()  # its file reports crashes of the parent
+    gc.disable()
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("it uses processes that a copy can't share")

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from perfexp.host import locks
 
-#: Lock that every process shares while it works, and that one has alone for its turn; and the entrance to both.
-_HOST, _ENTRANCE = "host-turns", "host-turns-entrance"
+#: Lock that every process shares while it works, and that one has alone for its turn.
+_HOST = "host-turns"
 
 Turn = Callable[[], AbstractContextManager[None]]
 
@@ -18,38 +18,31 @@ Turn = Callable[[], AbstractContextManager[None]]
 def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
     """While entered, this process works beside others, except during their turns; gives the function that has a turn.
 
-    A process that wants a turn keeps others from entering, so that it is reached even if there are always some at work.
+    A turn begins when every other process waits for its own, which all that join do sooner or later.
 
     Args:
         waiting: called with the reason before this process waits.
     """
-    with locks.opened(_HOST) as host, locks.opened(_ENTRANCE) as entrance:
-        _enter(host, entrance, fcntl.LOCK_SH, waiting)
-        yield lambda: _turn(host, entrance, waiting)
+    with locks.opened(_HOST) as host:
+        _take(host, fcntl.LOCK_SH, waiting)
+        yield lambda: _turn(host, waiting)
 
 
 @contextmanager
-def _turn(host: int, entrance: int, waiting: Callable[[str], None]) -> Iterator[None]:
+def _turn(host: int, waiting: Callable[[str], None]) -> Iterator[None]:
     """While entered, all other processes wait, except for work that the kernel or a device does without them."""
     fcntl.flock(host, fcntl.LOCK_UN)
-    _enter(host, entrance, fcntl.LOCK_EX, waiting)
+    _take(host, fcntl.LOCK_EX, waiting)
     try:
         yield
     finally:
-        fcntl.flock(host, fcntl.LOCK_SH)  # not by the entrance, where the next one waits for this process
+        fcntl.flock(host, fcntl.LOCK_SH)
 
 
-def _enter(host: int, entrance: int, kind: int, waiting: Callable[[str], None]) -> None:
-    """Take the lock of the host in this way, one process after the other."""
-    if not locks.taken(entrance):
-        waiting("waiting for the host: another run of the sweep has its turn")
-        fcntl.flock(entrance, fcntl.LOCK_EX)
-    try:
-        if not locks.taken(host, kind):
-            waiting("waiting for the host: other runs of the sweep are at work")
-            fcntl.flock(host, kind)
-    finally:
-        fcntl.flock(entrance, fcntl.LOCK_UN)
+def _take(host: int, kind: int, waiting: Callable[[str], None]) -> None:
+    if not locks.taken(host, kind):
+        waiting("waiting for the host: other runs of the sweep are at work")
+        fcntl.flock(host, kind)
 
 
 def free() -> AbstractContextManager[None]:

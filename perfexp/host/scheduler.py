@@ -69,18 +69,12 @@ def job_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
 
 def _others(environ: Mapping[str, str]) -> dict[str, int] | None:
     node = _shown("node", environ.get("SLURMD_NODENAME", ""))
-    own_cpus = environ.get("SLURM_CPUS_ON_NODE", "")
-    if not node.get("CPUAlloc", "").isdigit() or not own_cpus.isdigit():
+    cpus, own_cpus = node.get("CPUAlloc", ""), environ.get("SLURM_CPUS_ON_NODE", "")
+    if not cpus.isdigit() or not own_cpus.isdigit():
         return None
     own_gpus = len([index for index in environ.get("SLURM_JOB_GPUS", "").split(",") if index])
-    allocated = re.search(r"gres/gpu=(\d+)", node.get("AllocTRES", ""))
-    gpus = int(allocated[1]) if allocated else _used(node.get("GresUsed", ""))
-    return {"cpus": max(0, int(node["CPUAlloc"]) - int(own_cpus)), "gpus": max(0, gpus - own_gpus)}
-
-
-def _used(gres: str) -> int:
-    """Number of GPUs in `gpu:l40s:2(IDX:0-1)`."""
-    return sum(int(number) for number in re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", gres))
+    used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))  # gpu:l40s:2(IDX:0-1)
+    return {"cpus": max(0, int(cpus) - int(own_cpus)), "gpus": max(0, sum(map(int, used)) - own_gpus)}
 
 
 def _shown(kind: str, name: str) -> dict[str, str]:

@@ -39,18 +39,12 @@ def open_regular(path: Path, flags: int) -> int:
 
     Its folder may be reached through links, the file itself may not be one.
     """
-    try:
-        _refuse_irregular(path, path.lstat().st_mode)  # opening a device or a FIFO can already do something
-    except FileNotFoundError:
-        if not flags & os.O_CREAT:
-            raise
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    try:
-        _refuse_irregular(path, os.fstat(descriptor).st_mode)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode  # opening a device or a FIFO can already do something
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+            raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def is_regular(path: Path) -> bool:
@@ -147,9 +141,3 @@ def _check_events(content: bytes) -> None:
                 raise ValueError(f"a number of more than {_MAX_NUMBER} characters")
         if depth > _MAX_DEPTH or number > _MAX_YAML_EVENTS:
             raise ValueError("nested too deeply, or too many entries")
-
-
-def _refuse_irregular(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))

@@ -60,8 +60,8 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
         profiled_ms=closure.profiled_seconds * 1e3,
         how=how,
         clean_ms=closure.clean_seconds * 1e3,
-        difference=f" ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
-        f"{closure.gap_share:.0%} of it are gaps",
+        difference=closure.relative,
+        details=f", tolerated ±{closure.tolerance:.0%}; {closure.gap_share:.0%} of it are gaps",
         advice="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
         if abs(closure.relative) <= _READABLE
         else f"{IGNORE}: other work disturbed one of the two; measure again when the machine is idle",
@@ -77,7 +77,8 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
         profiled_ms=closure.busy_seconds * 1e3,
         how="under the profiler without gaps",
         clean_ms=closure.clean_seconds * 1e3,
-        difference=f" ({share - 1:+.0%})",
+        difference=share - 1,
+        details="",
         advice="read the layers as shares, if at all: the profiler lost or slowed kernels, or the device was shared",
     )
 
@@ -88,7 +89,9 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
         return None
     kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
     rest = [f"{len(kernels) - _NAMED} more"] if len(kernels) > _NAMED else []
-    return diagnostics.make("layers_unattributed", share=share, kernels=", ".join([*kernels[:_NAMED], *rest]))
+    names = ", ".join([*kernels[:_NAMED], *rest])
+    what = f"{share:.1%} of the time could not be assigned to a layer: {names}"
+    return diagnostics.make("layers_inexact", share=share, what=what, advice="the sum includes it; the rows do not")
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
@@ -99,7 +102,13 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
         share = closure.busy_seconds / closure.clean_seconds
         busy = f"{closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a call without profiling"
         details += f"; without gaps it takes {busy}"
-    return diagnostics.make("layers_unheld", details=details)
+    return diagnostics.make(
+        "layers_inexact",
+        share=None,
+        what="the device started a call before it was queued: gaps between its kernels are the host's, which is slower "
+        f"under a profiler{details}",
+        advice="read the kernels' times, not the gaps; a smaller batch or execution=compile needs fewer launches",
+    )
 
 
 def unattributed_share(times: LayerTimes) -> float:

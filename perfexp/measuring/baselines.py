@@ -16,6 +16,7 @@ from perfexp.errors import Unsupported
 from perfexp.probes import depth, queue, timing, turns
 from perfexp.records import diagnostics, races
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import CAPTURED_SPEEDUP, PROMISED_SPEEDUP, SPEEDUP, member
 from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
@@ -75,8 +76,7 @@ def judge(
         Unsupported: the call neither fits the launch queue nor can be captured.
     """
     plain = compare(algorithm, call, device)
-    if plain is not None:
-        _add(point, algorithm, plain, "")
+    is_slower = plain is not None and _add(point, algorithm, plain, SPEEDUP)
     if device.asynchronous:
         try:  # last: a capture may change how an optimizer counts
             captured = compare(algorithm, call, device, capture)
@@ -84,29 +84,32 @@ def judge(
             if plain is None or not (isinstance(error, Unsupported) or device.is_out_of_memory(error)):
                 raise
             for baseline in algorithm.baselines():
-                point.metrics.append(_metric(f"algorithm/captured_speedup_over_{baseline}", None, str(error)))
+                point.metrics.append(_metric(member(CAPTURED_SPEEDUP, baseline), None, str(error)))
         else:
             assert captured is not None
-            _add(point, algorithm, captured, *(["captured_"] if plain else ["", "captured_"]))
+            is_slower |= _add(
+                point, algorithm, captured, *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP])
+            )
     if plain is None and point.facts.get("device_method") == "queue":
-        point.doubts.append(diagnostics.make("rivals_by_graph"))
+        point.doubts.append(diagnostics.make("device_of_graph", what="the baselines were compared as calls"))
     for baseline, ratio in races.promised(races.timed_passes(point)).items():
-        point.metrics.append(_metric(f"{races.PROMISED}{baseline}", ratio))
-    if any(doubt.code == "choice_slower" for doubt in point.doubts):
+        point.metrics.append(_metric(member(PROMISED_SPEEDUP, baseline), ratio))
+    if is_slower:
         algorithm.discard_choices()
 
 
-def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *prefixes: str) -> None:
-    """Add a comparison to a point, its speedups once for each prefix of their names."""
+def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *families: str) -> bool:
+    """Add a comparison to a point, its speedups once for each family; return whether a baseline is faster."""
     point.series += compared.series
     point.doubts += _doubts(compared, algorithm.name)
     point.facts.setdefault("rivals_method", compared.method.value)
     starved = "the host kept the device waiting"
     point.metrics += [
-        _metric(f"algorithm/{prefix}speedup_over_{baseline}", compared.speedups.get(baseline), starved)
-        for prefix in prefixes
+        _metric(member(family, baseline), compared.speedups.get(baseline), starved)
+        for family in families
         for baseline in algorithm.baselines()
     ]
+    return any(speedup.high is not None and speedup.high < 1 for speedup in compared.speedups.values())
 
 
 def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
@@ -114,25 +117,22 @@ def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
     for baseline, speedup in compared.speedups.items():
         assert speedup.low is not None and speedup.high is not None  # every round has a ratio
         ratio, how = speedup.value, _HOW[compared.method]
-        if speedup.high < 1:
-            yield diagnostics.make("choice_slower", baseline=baseline, ratio=1 / ratio, how=how)
-        elif speedup.low <= 1:
+        if speedup.low <= 1:
             yield diagnostics.make(
-                "speedup_unsure",
+                "not_faster",
                 algorithm=algorithm,
                 baseline=baseline,
                 how=how,
-                within=max(1 / speedup.low, speedup.high) - 1,
-                ratio=ratio,
-                low=speedup.low,
-                high=speedup.high,
+                ratio=1 / ratio,
+                low=1 / speedup.high,
+                high=1 / speedup.low,
             )
 
 
 def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Metric:
     if ratio is None:
-        return Metric(name=name, value=None, unit="1", reason=reason)
-    return Metric(name=name, value=ratio.value, unit="1", low=ratio.low, high=ratio.high)
+        return Metric.of(name, None, reason=reason)
+    return Metric.of(name, ratio.value, low=ratio.low, high=ratio.high)
 
 
 def compare(

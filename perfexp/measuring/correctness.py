@@ -10,6 +10,7 @@ from perfexp.data import Batches
 from perfexp.errors import Unsupported, UserError
 from perfexp.models.kinds import main_output
 from perfexp.models.plain import outputs_in_fp32
+from perfexp.records.quantities import AGREEMENT, OUTPUT_ERROR
 from perfexp.records.record import Metric, Point
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ def add(procedure: Procedure, point: Point, batches: Batches) -> None:
         plain = reference() if procedure.algorithm is None else procedure.algorithm.run_baseline("default", reference)
         error, agreement = relative_error(outputs, plain), _agreement(outputs, plain)
     for name, value, reason in (
-        ("relative_error", error, "the outputs are not finite, or all zero"),
-        ("argmax_agreement", agreement, "the outputs have no scores of classes"),
+        (OUTPUT_ERROR, error, "the outputs are not finite, or all zero"),
+        (AGREEMENT, agreement, "the outputs have no scores of classes"),
     ):
         missing = reason if value is None else None
-        point.metrics.append(Metric(name=f"correctness/{name}", value=value, unit="1", reason=missing))
+        point.metrics.append(Metric.of(name, value, reason=missing))
 
 
 def _captured(session: Any, inputs: Any) -> Any:

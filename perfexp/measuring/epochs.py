@@ -32,6 +32,7 @@ from perfexp.probes import EpochProbe, Probe, ProbeContext, timing
 from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics, metrics, units
 from perfexp.records.paths import FINAL_WEIGHTS
+from perfexp.records.quantities import ACCURACY, BEST_ACCURACY, CHECKPOINT_SECONDS, EVALUATION_SECONDS, RUNTIME
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -245,16 +246,20 @@ class Epochs:
         point.series.append(Series(name=kind, samples=samples.tolist(), warmup=warmup, stop=stop))
         passes = [epoch.seconds for epoch in epochs]
         point.series.append(Series(name="epoch", samples=passes, stop=Stop(reason="epochs")))
-        point.metrics.append(Metric(name="total_runtime_seconds", value=sum(passes), unit="seconds"))
-        for name in ("evaluation_seconds", "checkpoint_seconds"):
-            if seconds := sum(getattr(epoch, name) for epoch in epochs):
-                point.metrics.append(Metric(name=f"train/{name}", value=seconds, unit="seconds"))
+        point.metrics.append(Metric.of(RUNTIME, sum(passes)))
+        evaluations = sum(epoch.evaluation_seconds for epoch in epochs)
+        checkpoints = sum(epoch.checkpoint_seconds for epoch in epochs)
+        for name, seconds in ((EVALUATION_SECONDS, evaluations), (CHECKPOINT_SECONDS, checkpoints)):
+            if seconds:
+                point.metrics.append(Metric.of(name, seconds))
         accuracies = [epoch.accuracy for epoch in epochs if epoch.accuracy is not None]
         if accuracies:
-            point.metrics.append(Metric(name="accuracy", value=accuracies[-1], unit="1"))
-            point.metrics.append(Metric(name="train/accuracy_best", value=self._best, unit="1"))
+            point.metrics.append(Metric.of(ACCURACY, accuracies[-1]))
+            point.metrics.append(Metric.of(BEST_ACCURACY, self._best))
             if not self.data.held_out:
-                point.doubts.append(diagnostics.make("accuracy_of_training_data"))
+                what = "there are no held-out images: the accuracy is that of the training images"
+                advice = "put the images into subfolders train and val"
+                point.doubts.append(diagnostics.make("data_incomplete", what=what, advice=advice))
         elif self.data.labelled and not point.key.replicate:
             point.metrics.append(training.no_accuracy(self.session, self.data))
 

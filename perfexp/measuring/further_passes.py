@@ -16,6 +16,7 @@ from perfexp.modes import Step
 from perfexp.probes import ProbeContext, timing, work_rates
 from perfexp.ranks import joint
 from perfexp.records import diagnostics
+from perfexp.records.quantities import EFFICIENCY, ENERGY, FLOPS, GRAPH_SECONDS, OUTPUT_ERROR, RANKS_RATE
 from perfexp.records.record import Key, Metric, Point
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     parts = energy_pass.in_two_parts(procedure, point, step, batches, epoch)
     next_part_of_energy = partial(next, parts, None)
     if procedure.energy is not None:
-        procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
+        procedure.run_optional(point, ENERGY, next_part_of_energy, together=True)
     procedure.run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
     if len(step.segments) > 1 and procedure.takes_call_times:
         procedure.times.phases(point, step, on_device=on_device(batches))
@@ -44,18 +45,18 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     procedure.run_for_algorithm(point, "rivals", partial(_compare_baselines, procedure, point, step, batches))
     if procedure.group.size > 1:  # from here on the ranks' weights differ
         bursts = partial(joint.measure, point, step, procedure.group, compares_alone=procedure.compares_alone)
-        procedure.run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
+        procedure.run_optional(point, RANKS_RATE, bursts, together=True)
     elif procedure.compares_alone:
         reason = "this is one device alone"
-        point.metrics.append(Metric(name="ranks/scaling_efficiency", value=None, unit="1", reason=reason))
+        point.metrics.append(Metric.of(EFFICIENCY, None, reason=reason))
     procedure.run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
     add_graph_time(procedure, point, step, batches)
     if procedure.energy is not None:
-        procedure.run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
+        procedure.run_optional(point, ENERGY, next_part_of_energy, together=True)
     if procedure.checks_outputs:
-        procedure.run_optional(point, "correctness/relative_error", partial(_check_outputs, procedure, point, batches))
+        procedure.run_optional(point, OUTPUT_ERROR, partial(_check_outputs, procedure, point, batches))
     if procedure.counts_work:  # last, because rates need every time
-        procedure.run_optional(point, "work/flops", partial(_count_work, procedure, point, step, batches))
+        procedure.run_optional(point, FLOPS, partial(_count_work, procedure, point, step, batches))
 
 
 def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:
@@ -64,11 +65,17 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
     method = point.facts.get("device_method")
     if method == "queue" and _has_graph_time(procedure, point.key, batches):
         graphed_time = partial(procedure.times.add_graph_time, point, capture)
-        procedure.run_optional(point, "device/graph_seconds", graphed_time, "seconds")
+        procedure.run_optional(point, GRAPH_SECONDS, graphed_time)
     if method != "none":
         return
     if procedure.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
-        point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
+        point.doubts.append(
+            diagnostics.make(
+                "device_missing",
+                reason=f"{graph_fallback.TOO_LONG}, and calls of several ranks are not captured",
+                advice=graph_fallback.COMPILE,
+            )
+        )
         return
     graph_fallback.add_device_time(point, step, batches, procedure.session, procedure.times, capture)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,8 @@ from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, device_series, first_median_interval
-from perfexp.records.record import Key, Metric, Point, Status, timed_key
+from perfexp.records.quantities import CLOSURE, GAP_SHARE, LAYER_FLOPS, UNATTRIBUTED
+from perfexp.records.record import Key, Metric, Point, Status, timed_key, timestamp
 from perfexp.statistics.estimators import Interval
 
 #: Length of the calls before the profiling, which bring the device to the clock of the timing.
@@ -41,7 +41,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
     Raises:
         UserError: the plan asks for something that no point can do.
     """
-    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    point = Point(key=key, status=Status.OK, started=timestamp())
     with verdicts.watching_the_host(point):
         try:
             _dissect(procedure, point, timed, first)
@@ -70,7 +70,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         return
     unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
     has_device_time = timed is not None and device_series(timed) is not None
-    data_left_out = timed is not None and any(item.code == "data_left_out" for item in timed.doubts)
+    data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
     from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
     from perfexp.layers.stamps import stamp_layers
 
@@ -106,10 +106,14 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if procedure.device.kind == "cuda":
         _add_own_choice(lines)
     _add_times(point, times, lines, unprofiled)
-    point.doubts += [diagnostics.make("data_left_out")] if data_left_out else []
-    point.doubts += [] if change is None else [diagnostics.make("waits_left_out", how=change)]
+    point.doubts += [graph_fallback.HELD] if data_left_out else []
+    point.doubts += (
+        []
+        if change is None
+        else [diagnostics.make("device_leaves_out", how=f"one that does not synchronize, {change}")]
+    )
     if why_no_work:
-        point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_no_work))
+        point.metrics.append(Metric.of(LAYER_FLOPS, None, reason=why_no_work))
 
 
 def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
@@ -144,7 +148,7 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
         for line in of_layer:
             line.ran = ran.get(path)
     for item in judged.doubts():
-        if item.code == "algorithm_substituted":
+        if diagnostics.has([item], "algorithm_substituted"):
             note = "; seen in the layers' kernels, which algorithm/flops_share does not count: it counts cuDNN's calls"
             point.doubts.append(msgspec.structs.replace(item, message=item.message + note))
 
@@ -157,7 +161,7 @@ def _add_own_choice(lines: Sequence[Line]) -> None:
 
 
 def _add_reason(point: Point, reason: str) -> None:
-    point.metrics.append(Metric(name="layers/closure", value=None, unit="1", reason=reason))
+    point.metrics.append(Metric.of(CLOSURE, None, reason=reason))
 
 
 def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None) -> None:
@@ -174,20 +178,18 @@ def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: I
     closure = times.closure
     reason = None if closure else "there is no time of the call to compare with"
     shares = {
-        "closure": closure.relative if closure else None,
-        "gap_share": closure.gap_share if closure else None,
-        "unattributed_share": closure.unattributed_share if closure else None,
+        CLOSURE: closure.relative if closure else None,
+        GAP_SHARE: closure.gap_share if closure else None,
+        UNATTRIBUTED: closure.unattributed_share if closure else None,
     }
-    point.metrics += [
-        Metric(name=f"layers/{name}", value=share, unit="1", reason=reason) for name, share in shares.items()
-    ]
+    point.metrics += [Metric.of(name, share, reason=reason) for name, share in shares.items()]
 
 
 def _with_uncertainty(item: Diagnostic, times: LayerTimes, unprofiled: Interval | None) -> Diagnostic:
     """Add to a disagreement of the layers how well the call without profiling is known, if that is part of it."""
     half_width = unprofiled.relative_half_width if unprofiled else None
     tolerance = times.closure.tolerance if times.closure else 0.0
-    if item.code != "layers_disagree" or half_width is None or half_width <= tolerance:
+    if not diagnostics.has([item], "layers_disagree") or half_width is None or half_width <= tolerance:
         return item
     note = f"; the call without profiling is itself known to ±{half_width:.0%}"
     return msgspec.structs.replace(item, message=item.message + note)

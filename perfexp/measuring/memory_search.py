@@ -10,6 +10,7 @@ import msgspec
 from perfexp.errors import UserError
 from perfexp.measuring import verdicts
 from perfexp.modes import graphed
+from perfexp.records.quantities import FITTING_BATCH
 from perfexp.records.record import Key, Metric, Point, Status
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
         fits = _batch_that_fits(procedure, point.key)
         reason = None if fits else "not even one sample fits"
         point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
-    point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=reason))
+    point.metrics.append(Metric.of(FITTING_BATCH, fits, reason=reason))
 
 
 def _batch_that_fits(procedure: Procedure, key: Key) -> int | None:

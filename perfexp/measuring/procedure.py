@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,8 @@ from perfexp.probes import Probe, timing
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup
 from perfexp.records import diagnostics, disturbances, metrics
-from perfexp.records.record import Key, Metric, Point, Status
+from perfexp.records.quantities import FINITE, FIRST_MEMORY, PEAK_MEMORY
+from perfexp.records.record import Key, Metric, Point, Status, timestamp
 from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size
 from perfexp.work import Work
@@ -140,7 +140,7 @@ class Procedure:
             UserError: the plan asks for something that no point can do.
             RankLost: another rank has ended.
         """
-        point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        point = Point(key=key, status=Status.OK, started=timestamp())
         has_ranks = self.group.size > 1
         point.facts |= {"world_size": self.group.size} if has_ranks else {}
         with verdicts.watching_the_host(point, of_ranks=has_ranks):
@@ -179,7 +179,7 @@ class Procedure:
             if self.session.changes_inputs:
                 point.doubts.append(diagnostics.make("inputs_changed"))
             if changes := self.session.changed_settings():
-                point.doubts.append(diagnostics.make("settings_changed", changes=changes))
+                point.doubts.append(diagnostics.make("settings_changed", changes=f"the model changed {changes}"))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass
@@ -190,7 +190,7 @@ class Procedure:
                 last_loss, steps = self.session.number(step.state.loss), self.steps_per_epoch(batches)
                 training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
             else:
-                self.run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
+                self.run_optional(point, FINITE, partial(self._check_outputs, point, step))
             if self.data.labelled and not step.trains:
                 opened = partial(self._batches, point.key, training=False)
                 training.add_accuracy(point, self.session, self.data, opened, self.progress)
@@ -202,9 +202,7 @@ class Procedure:
         """Whether a point is measured in more ways than other points of a sweep."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
-    def run_optional(
-        self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
-    ) -> None:
+    def run_optional(self, point: Point, metric: str, action: Callable[[], None], *, together: bool = False) -> None:
         """Run a step after the timing; if it fails, record its metric as missing.
 
         Args:
@@ -220,7 +218,7 @@ class Procedure:
             if isinstance(error, UserError) or out_of_step or self.device.is_lost():
                 raise
             _, text = verdicts.verdict(error, self.device)
-            point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
+            point.metrics.append(Metric.of(metric, None, reason=text))
 
     def run_for_algorithm(
         self, point: Point, figure: str, action: Callable[[AppliedAlgorithm], None], *, together: bool = False
@@ -280,9 +278,9 @@ class Procedure:
         """Add the peak of the first calls, which choose kernels and create the optimizer's state, and reset it."""
         step.call()
         self.device.synchronize()
-        peak = next((metric for metric in self.device.memory() if metric.name == "memory/peak_bytes"), None)
+        peak = next((metric for metric in self.device.memory() if metric.name == PEAK_MEMORY), None)
         if peak is not None:
-            point.metrics.append(msgspec.structs.replace(peak, name="memory/warmup_peak_bytes"))
+            point.metrics.append(msgspec.structs.replace(peak, name=FIRST_MEMORY))
         self.device.reset_peak_memory(give_back=False)
 
     def _settle(self, step: Step) -> None:
@@ -311,7 +309,9 @@ class Procedure:
     def _check_outputs(self, point: Point, step: Step) -> None:
         """Look for infinities and NaN in the outputs of the last call: arithmetic on them may take another time."""
         if not self.session.is_finite(step.state.outputs):
-            point.doubts.append(diagnostics.make("output_not_finite"))
+            point.doubts.append(
+                diagnostics.make("not_finite", what="the outputs of the last call contain infinities or NaN")
+            )
 
     def _train(self, point: Point, step: Step, count: int) -> None:
         """Train for whole epochs, on batches of their own: the first call has prefetched from the others."""
@@ -364,7 +364,7 @@ class Procedure:
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """Add the device's memory and state, and after an out-of-memory error the batch size that fits."""
         # a point that failed has no peak yet, and one that is unsupported did not compute
-        if point.status is not Status.UNSUPPORTED and point.metric("memory/peak_bytes") is None:
+        if point.status is not Status.UNSUPPORTED and point.metric(PEAK_MEMORY) is None:
             point.metrics += self.device.memory()
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}

@@ -22,6 +22,7 @@ from perfexp.probes.settling import settle
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
+from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS, PHASES
 from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
 from perfexp.stopping import Monitor, StoppingRule
@@ -119,7 +120,14 @@ class Times:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
         point.facts["device_method"] = method
-        point.doubts += [*changes, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
+        point.doubts += [
+            *changes,
+            *(
+                [diagnostics.make("device_of_graph", what="`device` is the time of the call")]
+                if method == "graph"
+                else []
+            ),
+        ]
 
     def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
         """Add the device's time of a call as one CUDA graph, beside that of the call behind a pre-filled queue.
@@ -159,7 +167,7 @@ class Times:
         data = point.find_series("phase/data")
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
-            point.metrics.append(Metric(name="data_share", value=share, unit="1"))
+            point.metrics.append(Metric.of(DATA_SHARE, share))
         names = (*DEVICE_TIMES, "throughput", "latency") if on_device else ("throughput", "latency")
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
         if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
@@ -168,7 +176,7 @@ class Times:
         average = estimators.median_interval if on_device else estimators.mean_interval
         sum_of_phases, undisturbed = average(sums), average(whole.measured)
         ratio = sum_of_phases.value / undisturbed.value
-        point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
+        point.metrics.append(Metric.of(PHASES, ratio))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             waits = whole.name in DEVICE_TIMES and not chunk and ratio > 1
             why = ": they do not fit the launch queue and include the device's waits for the host" if waits else ""
@@ -205,7 +213,7 @@ class Times:
     def _add_host_seconds(self, point: Point, call: timing.Call, calls: int, call_seconds: float) -> None:
         host = depth.issue_seconds(call, self.device, calls, call_seconds) if calls else None
         reason = None if calls else "the call does not fit the launch queue, so the host waits while it issues the call"
-        point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
+        point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
     def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
         return queue.Chain(call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining)
@@ -252,7 +260,8 @@ class Times:
         seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
         point.facts["settling_seconds"] = round(seconds, 3)
         if changes:
-            point.doubts.append(diagnostics.make("not_steady", seconds=seconds, changes=", ".join(changes)))
+            how = f"not steady after {seconds:.0f} s of calls (stopping.steady_seconds): {', '.join(changes)}"
+            point.doubts.append(diagnostics.make("drift", relative=None, changes=how))
         return seconds
 
     def _carried_seconds(self, key: Key) -> float:

@@ -13,6 +13,7 @@ from perfexp.errors import Unsupported
 from perfexp.measuring import verdicts
 from perfexp.models import Batch, Session
 from perfexp.records import diagnostics
+from perfexp.records.quantities import ACCURACY, FIRST_LOSS, LAST_LOSS
 from perfexp.records.record import Metric, Point
 
 
@@ -23,16 +24,16 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
         steps_per_epoch: None where the data has no end.
     """
     not_finite = {}
-    for which, loss in (("first", first_loss), ("last", last_loss)):
+    for which, name, loss in (("first", FIRST_LOSS, first_loss), ("last", LAST_LOSS, last_loss)):
         is_finite = loss is not None and np.isfinite(loss)
         reason = None if is_finite else f"the loss is {loss}"
-        metric = Metric(name=f"train/loss_{which}", value=loss if is_finite else None, unit="1", reason=reason)
+        metric = Metric.of(name, loss if is_finite else None, reason=reason)
         point.metrics.append(metric)
         if loss is not None and not is_finite:
             not_finite[which] = loss
     if not_finite:
         which, loss = next(iter(not_finite.items()))
-        point.doubts.append(diagnostics.make("loss_not_finite", which=which, loss=loss))
+        point.doubts.append(diagnostics.make("not_finite", what=f"the {which} loss is {loss}"))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))
 
 
@@ -44,7 +45,7 @@ def can_evaluate(session: Session, data: Data) -> bool:
 def no_accuracy(session: Session, data: Data) -> Metric:
     """Return the missing accuracy of a model whose classes are not those of the labels."""
     reason = f"the model has {session.num_classes} classes, the labels {data.num_classes}"
-    return Metric(name="accuracy", value=None, unit="1", reason=reason)
+    return Metric.of(ACCURACY, None, reason=reason)
 
 
 def add_accuracy(
@@ -61,7 +62,7 @@ def add_accuracy(
     progress("accuracy")
     with opened() as batches:
         value = Evaluation(session, batches).accuracy()
-        point.metrics.append(Metric(name="accuracy", value=value, unit="1"))
+        point.metrics.append(Metric.of(ACCURACY, value))
 
 
 class Evaluation:

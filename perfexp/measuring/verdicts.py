@@ -12,8 +12,9 @@ from perfexp.algorithms import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
-from perfexp.records import diagnostics, idleness, units
+from perfexp.records import diagnostics, units
 from perfexp.records.point_times import device_series
+from perfexp.records.quantities import CYCLES, EPOCH_SECONDS, HOST_SECONDS
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
 
@@ -65,7 +66,7 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
     other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
-    point.doubts = [item for item in point.doubts if item.code != "busy_host"]
+    point.doubts = diagnostics.without(point.doubts, "busy_host")
     if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
         point.doubts.append(diagnostics.make("busy_host", load=other_cores, cores=environment.cores()))
 
@@ -101,25 +102,19 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
         point.facts["algorithm"] = report.facts()
         proven = {metric.name: metric for metric in report.metrics()}
         point.metrics = [proven.get(metric.name, metric) for metric in point.metrics]
-        point.doubts += [item for item in report.doubts() if item.code != "algorithm_fallback"]
+        point.doubts += diagnostics.without(report.doubts(), "algorithm_fallback")
 
 
 def judge_bound(point: Point) -> None:
-    """Add what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
+    """Store what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
     device, loop = device_series(point), point.find_series("throughput")
     if device is None or loop is None or not loop.measured:
         return
-    host = metric.value if (metric := point.metric("loop/host_seconds")) else None
+    host = metric.value if (metric := point.metric(HOST_SECONDS)) else None
     wall, busy = (estimators.median_interval(series.measured).value for series in (loop, device))
     bound = bound_by(host, wall, busy)
-    if bound is None:
-        return
-    point.facts["bound_by"] = bound
-    if bound == "launch" and host is not None:
-        issuing = idleness.issuing(host / wall)
-        point.doubts.append(
-            diagnostics.make("launch_bound", busy=idleness.busy_share(point, busy, wall), issuing=issuing)
-        )
+    if bound is not None:
+        point.facts["bound_by"] = bound
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:
@@ -143,8 +138,8 @@ def add_cycles(point: Point) -> None:
     cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
     missing = "the clock could not be read during the calls; that needs an NVIDIA driver and probes.loaded_clock=true"
     reason = None if clocks else missing
-    name = "device/cycles_per_call"
-    point.metrics.append(Metric(name=name, value=cycles, unit="1", reason=reason, estimated=bool(clocks)))
+    name = CYCLES
+    point.metrics.append(Metric.of(name, cycles, reason=reason, estimated=bool(clocks)))
 
 
 def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
@@ -156,11 +151,11 @@ def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
     measured = point.find_series("epoch")
     if measured is not None:
         value = estimators.median_interval(measured.samples).value
-        return Metric(name="epoch_seconds", value=value, unit="seconds")
+        return Metric.of(EPOCH_SECONDS, value)
     step = point.find_series("throughput") or point.find_series("latency")
     if steps_per_epoch is None or step is None or not step.measured:
         no_end = "the data has no end; set data.num_samples to define an epoch"
         reason = no_end if steps_per_epoch is None else "no step was timed"
-        return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
+        return Metric.of(EPOCH_SECONDS, None, reason=reason)
     value = steps_per_epoch * float(np.mean(step.measured))
-    return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)
+    return Metric.of(EPOCH_SECONDS, value, estimated=True)

@@ -59,7 +59,9 @@ class Meter(Protocol):
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics of its figures in the current situation."""
-        return [diagnostics.make("meter_average", meter=self.name)] if self.power_kind is PowerKind.average else []
+        limit = "its power is an average over about a second, whose integral follows changes late"
+        is_average = self.power_kind is PowerKind.average
+        return [diagnostics.make("meter_limited", meter=self.name, limit=limit)] if is_average else []
 
 
 @dataclass(frozen=True, kw_only=True)

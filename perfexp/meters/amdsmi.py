@@ -61,7 +61,7 @@ class AmdSmiMeter(Meter):
 
     def doubts(self) -> list[Diagnostic]:
         """See `Meter`; untested code, the other die of a package, an average power."""
-        doubts = [diagnostics.make("meter_untested", meter=self.name)]
+        doubts = [diagnostics.make("untested", what=f"the meter {self.name}")]
         if self._two_dies:
             doubts.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
         return [*doubts, *super().doubts()]

@@ -15,6 +15,7 @@ from perfexp.statistics.estimators import Interval, differ
 
 #: Tolerated uncertainty of the window's length, and tolerated change of a call's time.
 _COARSE, _PACE = 0.01, 0.03
+_NO_COUNTER = "it has no energy counter: the energy is the integral of its power, without a check"
 
 
 class Part(NamedTuple):
@@ -81,27 +82,25 @@ def _part(windows: Windows, track: Track) -> Part:
     counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
         # the board has no counter, rather than a failed one
-        return Part(integral, [diagnostics.make("meter_no_counter", meter=name)], estimated=True)
+        return Part(integral, [diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)], estimated=True)
     if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
-        doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=windows.seconds))
+        window = f"the window of {windows.seconds:.2f} s is uncertain by {uncertainty:.1%}"
+        limit = f"its updates were seen so late between the calls that {window}"
+        doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
     seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
     if windows.disagrees:
-        doubts.append(
-            diagnostics.make(
-                "meter_disagrees",
-                meter=name,
-                counter=counter.value,
-                integral=integral.value,
-                difference=apart,
-                tolerance=tolerance,
-                seconds=seconds,
-            )
+        fault = (
+            f"{counter.value:.4g} W by the energy counter, {integral.value:.4g} W by integrated power "
+            f"({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
         )
+        doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
         counter = Reading(None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}")
     elif windows.is_unchecked:
-        doubts.append(
-            diagnostics.make("meter_unchecked", meter=name, tolerance=tolerance, seconds=seconds, difference=apart)
+        limit = (
+            f"the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} in "
+            f"{seconds:.1f} s (they differ by {apart:+.1%})"
         )
+        doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
     return Part(counter, doubts)
 
 
@@ -154,12 +153,12 @@ def midway(before: Reading, after: Reading) -> Reading:
     return Reading((before.value + after.value) / 2, half_width=half_width)
 
 
-def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -> Metric:
+def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
     """A metric of the record; `estimated`: it is derived from another quantity than its name."""
     if reading.value is None:
-        return Metric(name=f"energy/{name}", value=None, unit=unit, reason=reading.reason or "not measured")
+        return Metric.of(name, None, reason=reading.reason or "not measured")
     low, high = (None if reading.half_width is None else reading.value + side * reading.half_width for side in (-1, 1))
-    return Metric(name=f"energy/{name}", value=reading.value, unit=unit, estimated=estimated, low=low, high=high)
+    return Metric.of(name, reading.value, estimated=estimated, low=low, high=high)
 
 
 def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:

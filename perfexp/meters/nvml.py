@@ -106,8 +106,7 @@ def find(uuid: str) -> Found:
         return none_because(f"NVML does not answer for {uuid}: {error}; check nvidia-smi -L")
     mode = None if handle is None else answer(nvml, nvml.nvmlDeviceGetMigMode, handle)  # None: a board without MIG
     if handle is None or (mode and mode[0]):
-        mig = diagnostics.make("meter_mig", meter=uuid)
-        return none_because("the board's counter holds all of its MIG slices", mig)
+        return none_because("the board's counter holds all of its MIG slices; measure on a whole board (-mig 0)")
     return if_readable(NvmlMeter(nvml, handle, uuid), ", nor has it a power sensor")
 
 

@@ -106,7 +106,8 @@ class Track:
     def stand_still(self, seconds: float) -> None:
         """Stop querying a counter that did not change for `seconds`."""
         self.no_energy = f"the energy counter of {self.meter.name} stood still for {seconds:.1f} s"
-        self.doubts.append(diagnostics.make("meter_stuck", meter=self.meter.name, seconds=seconds))
+        fault = f"the energy counter did not change in {seconds:.1f} s"
+        self.doubts.append(diagnostics.make("meter_fault", meter=self.meter.name, fault=fault))
 
     def integral_joules(self, start_seconds: float, end_seconds: float) -> Reading:
         """Integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends."""
@@ -146,7 +147,8 @@ class Track:
         if self.meter.wrap_joules is None:
             name = self.meter.name
             self.no_energy = f"the energy counter of {name} went back, and its range is not known"
-            self.doubts.append(diagnostics.make("meter_wrapped", meter=name, before=before, after=after))
+            fault = f"the energy counter went from {before:.6g} back to {after:.6g} J, its range is unknown"
+            self.doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
             return False
         self.wraps += 1
         self._wrapped_joules += self.meter.wrap_joules

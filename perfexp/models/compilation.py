@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from perfexp.records.quantities import COMPILE_SECONDS, GRAPH_BREAKS, GRAPHS, RECOMPILATIONS
 from perfexp.records.record import Metric
 
 #: Compilations that torch keeps, unless its own constant differs; and the metrics that are sums over them.
-_MOST_ENTRIES, _OF_ENTRIES = 64, ("seconds", "recompilations")
+_MOST_ENTRIES, _OF_ENTRIES = 64, (COMPILE_SECONDS, RECOMPILATIONS)
 
 
 def reset() -> None:
@@ -26,25 +27,21 @@ def metrics() -> list[Metric]:
     try:
         compiled = utils.get_compilation_metrics()
         values: dict[str, float] = {
-            "seconds": sum(one.duration_us or 0 for one in compiled) * 1e-6,
-            "graphs": utils.counters["stats"]["unique_graphs"],
-            "graph_breaks": sum(utils.counters["graph_break"].values()),
+            COMPILE_SECONDS: sum(one.duration_us or 0 for one in compiled) * 1e-6,
+            GRAPHS: utils.counters["stats"]["unique_graphs"],
+            GRAPH_BREAKS: sum(utils.counters["graph_break"].values()),
             # a frame's compilations are numbered from 0: `frame/number`
-            "recompilations": sum(bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled),
+            RECOMPILATIONS: sum(bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled),
         }
     except (AttributeError, TypeError, ValueError) as error:  # torch's own records, which change
         reason = f"torch {torch.__version__} counts in another way: {error}"
-        return [Metric(name="compile/seconds", value=None, unit="seconds", reason=reason)]
+        return [Metric.of(COMPILE_SECONDS, None, reason=reason)]
     is_cut = len(compiled) >= getattr(utils, "DEFAULT_COMPILATION_METRICS_LIMIT", _MOST_ENTRIES)
     reason = f"torch keeps only the last {len(compiled)} compilations"
     metrics = []
     for name, value in values.items():
-        unit, is_missing = "seconds" if name == "seconds" else "1", is_cut and name in _OF_ENTRIES
-        metrics.append(
-            Metric(name=f"compile/{name}", value=None, unit=unit, reason=reason)
-            if is_missing
-            else Metric(name=f"compile/{name}", value=float(value), unit=unit)
-        )
+        is_missing = is_cut and name in _OF_ENTRIES
+        metrics.append(Metric.of(name, None, reason=reason) if is_missing else Metric.of(name, float(value)))
     return metrics
 
 

@@ -41,7 +41,8 @@ def apply_settings(execution: Execution, precision: Precision) -> list[Diagnosti
             torch.set_num_interop_threads(execution.interop_threads)
         except RuntimeError:  # torch accepts it only before its first parallel work
             actual = torch.get_num_interop_threads()
-            return [diagnostics.make("threads_unchanged", requested=execution.interop_threads, actual=actual)]
+            changes = f"torch had started with {actual} inter-op threads, not {execution.interop_threads}"
+            return [diagnostics.make("settings_changed", changes=changes)]
     return []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from perfexp.comparison import comparison_table, judging, undecided
+from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
@@ -45,8 +45,8 @@ class AbRun:
     ) -> None:
         self.exit_codes: list[int] = []
         self._sweep_run, self._console = sweep_run, console
-        self._settings = replace(settings, measures=settings.measures or undecided.DECISIVE)
-        self._decisive = list if settings.measures else undecided.decisive
+        self._settings = replace(settings, measures=settings.measures or judging.DECISIVE)
+        self._decisive = list if settings.measures else judging.decisive
         self._max_seconds, self._clock, self._start = max_seconds, clock, clock()
 
     def measure(self, assignments: Sequence[Assignment]) -> None:

@@ -6,20 +6,21 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from perfexp import __version__
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.forecast import predictions
+from perfexp.forecast import corpus, lookup, predictions
+from perfexp.forecast.predictions import Forecast
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.orchestration import forecasting, machine_priors, supervisor
+from perfexp.orchestration import machine_priors, supervisor
 from perfexp.orchestration.preparation import (
     Assignment,
+    holds_other_plan,
     is_of_perfexp,
     prepare,
     profiler_settings,
@@ -33,8 +34,8 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
 from perfexp.plots import roofline_files
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.profilers.previous_files import recover
 from perfexp.records import units
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import (
     Key,
@@ -42,10 +43,10 @@ from perfexp.records.record import (
     Record,
     Status,
     is_layers,
-    missing,
     overall_status,
     read_points,
     timed_key,
+    timestamp,
 )
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
@@ -55,8 +56,7 @@ from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
-#: Diagnostics that times and layers of a point share: the point shows them once.
-_SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
+_Made = TypeVar("_Made")
 
 
 class Run:
@@ -73,25 +73,29 @@ class Run:
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
-        paths = self._paths
-        sweep = self.assignment.sweep.uid if self.assignment.sweep else None
+        paths, assignment = self._paths, self.assignment
+        sweep = assignment.sweep.uid if assignment.sweep else None
         paths.create(sweep=sweep)
         with ExitStack() as stack:
             stack.enter_context(paths.locked())
             stack.push(self._withdraw)
             stack.enter_context(_logged(paths))
-            paths.recover_results()
-            stack.callback(paths.restore_results)
-            if self.assignment.overwrites and paths.plan.exists():
+            paths.put_in_place()
+            paths.remove_leftovers()
+            if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing.")
-                paths.move_results(sweep)
-            paths.remove_leftovers()
-            recover(paths)
-            self._job = _prepared(paths, self.assignment)
+                self._paths = paths = paths.replacement()
+                if holds_other_plan(paths, assignment.plain):
+                    paths.remove()
+                paths.create(sweep=sweep)
+                paths.remove_leftovers()
+                stack.callback(_remove_empty, paths)
+            self._job = _prepared(paths, assignment)
             self._before = {point.key for point in read_points(paths.points)}
-            if not _left(self._job):
-                self._console.note(f"Nothing is left to measure in {paths.root}: this is what was measured.")
+            if not self._job.left():
+                place = assignment.folder.absolute()
+                self._console.note(f"Nothing is left to measure in {place}: this is what was measured.")
             self._stack = stack.pop_all()
         return self
 
@@ -109,18 +113,18 @@ class Run:
             progress.begun()
             return
         self._is_announced = True
-        self._paths.delete_moved_results()
         self.assignment.begun()
         progress.begun()
         job, assignment = self._job, self.assignment
-        for warning in _warnings_of_earlier_stages(assignment.plan.stage, self._paths.root):
+        for warning in _warnings_of_earlier_stages(assignment.plan.stage, assignment.folder.absolute()):
             self._console.note(warning)
         measured = measured_seconds(read_points(self._paths.points))
-        seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
+        seconds = assignment.seconds(job.left(), measured) if job.profiler.times else None
         points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            self._console.header(assignment.plain, supervisor.recorded_environment(job), points=points, seconds=seconds)
+            facts = supervisor.recorded_environment(job)
+            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=job.timed)
 
     def measure(self, replicate: int | None = None) -> None:
         """Measure the points without a result, of all replicates or that of this number.
@@ -128,9 +132,10 @@ class Run:
         Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
         job, whole = self._job, self.assignment.whole
-        numbers = job.replicates if replicate is None else [replicate]
+        every = supervisor.replicates(job.timed)
+        numbers = every if replicate is None else [replicate]
         keys = [key for key in job.timed if key.replicate <= max(numbers, default=0)]
-        left = [key for key in _left(job) if key.replicate in numbers]
+        left = [key for key in job.left() if key.replicate in numbers]
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
@@ -140,7 +145,8 @@ class Run:
             for number in numbers:
                 supervisor.measure(job, number)
                 self._measured.add(number)
-            if not job.replicates or job.replicates[-1] in numbers:
+            every = supervisor.replicates(job.timed)  # further ones may have been chosen
+            if not every or every[-1] in numbers:
                 supervisor.profile(job)
 
     def further(self) -> int | None:
@@ -149,7 +155,7 @@ class Run:
             return None
         with suppress(PerfexpError):  # what can't be read or written is reported when the record is saved
             self._job.extend()
-        return next((number for number in self._job.replicates if number not in self._measured), None)
+        return next((number for number in supervisor.replicates(self._job.timed) if number not in self._measured), None)
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
@@ -192,22 +198,66 @@ class Run:
             machine_priors.add(record)  # a folder may be somebody else's
         try:
             write_atomically(self._paths.record, record.to_json())
-            if self._job.choose is not None:
+            if self.assignment.plan.is_sparse:
                 write_expected(self._paths, self.assignment.plan, record.points)
+            RunPaths(self.assignment.folder).put_in_place()
         except OSError as error:
             raise disk_error(error) from error
+        self._paths = self._job.paths = RunPaths(self.assignment.folder)
         if self.assignment.plan.is_sparse:  # on disk with the artifacts, when it is published
-            record.doubts += forecasting.stairs(record, self._paths, self._console)
+            record.doubts += self._optional("The curves could not be checked for stairs", partial(_stairs, record))
         return record
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
         """Write tables and plots of a saved record, send it, and show it, by default on the console of the run."""
         console = console or self._console
         with interrupts.held():  # a library that is interrupted during its import stays broken
-            _write_files(record, self._paths, console)
-        link = _send(record, self.assignment, self._paths, console)
+            self._write_files(record, console)
+        link = self._send(record, console)
         show_results(record, self.assignment, console, tracking=link)
         return record
+
+    def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
+        """Make something beside the record, which is on disk; a failure is reported and loses nothing else."""
+        try:
+            return action(self._paths.root)
+        except Exception as error:
+            self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self._paths.record}")
+            return []
+
+    def _write_files(self, record: Record, console: Console) -> None:
+        try:
+            if profile_summary.points(record):
+                roofline_files.write_profiled(record, self._paths, gpu_sheets.read([installation.conf_dir()]))
+            forecasts: list[Forecast] = []
+            if self.assignment.plan.is_sparse:
+                forecasts = self._optional("Other points could not be predicted", partial(_forecasts, record))
+            for forecast in forecasts if not console.quiet else ():
+                console.note(predictions.summary(forecast))
+            record.artifacts = run_files.write(record, self._paths, forecasts)
+            write_atomically(self._paths.record, record.to_json())
+        except OSError as error:
+            place = self._paths.record
+            console.error(f"Some tables and plots could not be written: {error}. The record is safe: {place}")
+
+    def _send(self, record: Record, console: Console) -> str | None:
+        try:
+            tracker: Tracker = config.build(self.assignment.plan.tracking)
+            return tracker.publish(record, self._paths.root)
+        except PerfexpError as error:
+            self.assignment.is_sent = False
+            console.error(str(error))
+            return None
+
+
+def _stairs(record: Record, folder: Path) -> list[Diagnostic]:
+    """Return the notes on measured values of a sparse sweep that are far from a smooth curve."""
+    return [doubt for curve in corpus.of_record(record, folder) for doubt in lookup.stairs(curve)]
+
+
+def _forecasts(record: Record, folder: Path) -> list[Forecast]:
+    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
+    return predictions.of_record(record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder)))
 
 
 def show_results(record: Record, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
@@ -220,68 +270,22 @@ def show_results(record: Record, assignment: Assignment, console: Console, *, tr
         console.show_in_sweep(record, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
 
 
+def _remove_empty(replacement: RunPaths) -> None:
+    """Remove a folder in which `--overwrite` has measured nothing."""
+    if not read_points(replacement.points):
+        replacement.remove()
+
+
 def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
     """Write the plan of a run, and return its points to measure."""
-    plan, settings = assignment.plan, profiler_settings(assignment.plan.profiler)
-    again = profiles_again(paths, settings, plan.profile_keys(read_points(paths.points)))
-    job = supervisor.Job(
-        paths=paths,
-        plan_sha256=prepare(paths, plan, assignment.plain, again),
-        timed=plan.timed_keys(),
-        first_predictions=plan.first_prediction_keys(),
-        layers=plan.layer_keys(),
-        profiles=plan.profile_keys(),
-        again=again,
-        profiler=config.build(plan.profiler),
-        settings=settings,
-        command=assignment.plain["command"],
-        imports=config.imports(assignment.plain),
-        timeout_seconds=plan.timeout_seconds,
-    )
-    if (plan.is_sparse or plan.shrinks or plan.seeks_batch or plan.is_adaptive) and job.profiler.times:
-        job.choose = _choice(plan, paths)
-    _add_earlier_results(job)
-    job.extend()
-    return job
-
-
-def _choice(plan: config.Plan, paths: RunPaths) -> Callable[[Sequence[Point]], supervisor.Chosen]:
-    expected = plan.timed_keys()
-
-    def choose(results: Sequence[Point]) -> supervisor.Chosen:
-        nonlocal expected
-        timed = plan.timed_keys(results)
-        if (plan.seeks_batch or plan.is_adaptive) and timed != expected:  # `perfexp status` counts what was chosen
-            write_expected(paths, plan, results)
-            expected = timed
-        return supervisor.Chosen(
-            timed=timed,
-            layers=plan.layer_keys(results),
-            first_predictions=plan.first_prediction_keys(results),
-            profiles=plan.profile_keys(results),
-            trials=plan.trial_keys(results),
-        )
-
-    return choose
+    plan, plain = assignment.plan, assignment.plain
+    again = profiles_again(paths, plan)
+    sha256 = prepare(paths, plan, plain, again)
+    return supervisor.Job(paths=paths, plan=plan, plain=plain, plan_sha256=sha256, again=again)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, PerfexpError) and error.exit_code == UserError.exit_code
-
-
-def _add_earlier_results(job: supervisor.Job) -> None:
-    """Add results of earlier commands that this one does not make: profiles, or times if calls are only marked."""
-    finished = [point.key for point in read_points(job.paths.points)]
-    job.profiles = job.profiles or [key for key in finished if is_profile(key)]
-    if not job.profiler.times:
-        job.timed, job.first_predictions, job.layers = (
-            [key for key in keys if key in finished] for keys in (job.timed, job.first_predictions, job.layers)
-        )
-
-
-def _left(job: supervisor.Job) -> list[Key]:
-    left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
-    return left + [key for key in job.profiles if key in job.again and key not in left]
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:
@@ -296,29 +300,6 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
         if failed is not None:
             why = f": {one_line(failed.error)}" if failed.error else ""
             yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
-
-
-def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
-    try:
-        if profile_summary.points(record):
-            roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
-        forecasts = forecasting.forecasts(record, paths, console)
-        for forecast in forecasts if not console.quiet else ():
-            console.note(predictions.summary(forecast))
-        record.artifacts = run_files.write(record, paths, forecasts)
-        write_atomically(paths.record, record.to_json())
-    except OSError as error:
-        console.error(f"Some tables and plots could not be written: {error}. The record is safe: {paths.record}")
-
-
-def _send(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> str | None:
-    try:
-        tracker: Tracker = config.build(assignment.plan.tracking)
-        return tracker.publish(record, paths.root)
-    except PerfexpError as error:
-        assignment.is_sent = False
-        console.error(str(error))
-        return None
 
 
 @contextmanager
@@ -339,7 +320,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 
 def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
     """Assemble the record of a run; points without a result are `interrupted`."""
-    points, ended = _merged(supervisor.results(job)), datetime.now(UTC).isoformat(timespec="milliseconds")
+    points, ended = _merged(supervisor.results(job)), timestamp()
     try:
         facts, doubts = environment.load(job.paths.environment)
     except UserError:
@@ -373,16 +354,13 @@ def exit_code(record: Record) -> int:
 
 
 def _merged(points: list[Point]) -> list[Point]:
-    """Add metrics and diagnostics of layers, and diagnostics of profiles, to the timed points."""
-    layers_of = {timed_key(point.key): point for point in points if is_layers(point.key)}
-    profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
-    for point in points:
-        if (layers := layers_of.get(point.key)) is not None:
-            codes = {doubt.code for doubt in point.doubts if doubt.code in _SHARED}
+    """Add metrics and diagnostics of layers and profiles to the timed points."""
+    by_key = {point.key: point for point in points}
+    for other in points:
+        point = by_key.get(timed_key(other.key) if is_layers(other.key) else profiled_key(other.key), other)
+        if point is not other:
+            codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
             names = {metric.name for metric in point.metrics}  # a point from a record has them already
-            point.metrics = [*point.metrics, *(metric for metric in layers.metrics if metric.name not in names)]
-            further = (doubt for doubt in layers.doubts if doubt.code not in codes and doubt not in point.doubts)
-            point.doubts = [*point.doubts, *further]
-        if (profile := profiles.get(point.key)) is not None and profile is not point:
-            point.doubts = [*point.doubts, *(doubt for doubt in profile.doubts if doubt not in point.doubts)]
+            point.metrics += [metric for metric in other.metrics if metric.name not in names]
+            point.doubts += [one for one in other.doubts if one.code not in codes and one not in point.doubts]
     return points

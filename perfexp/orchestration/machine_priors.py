@@ -11,7 +11,7 @@ from perfexp.diagnosis.environment import fact_at
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.records import priors
 from perfexp.records.record import Record
-from perfexp.records.summary import rows
+from perfexp.records.summary import SINGLES, rows
 from perfexp.statistics.moderated import Component
 from perfexp.statistics.prior import Prior
 
@@ -66,9 +66,9 @@ def _shown(record: Record) -> list[_Figure]:
     return [
         (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
         for row in rows(record)
-        if not any(doubt.code in priors.DISTURBED for doubt in (*row.doubts, *record.doubts))
+        if not any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts))
         for name, one in row.figures.items()
-        if name not in ("p95", "throughput") and one.own
+        if name not in ("p95", "throughput", *SINGLES) and one.own
     ]
 
 

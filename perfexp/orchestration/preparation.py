@@ -77,7 +77,7 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     finished = read_points(paths.points)
     forgotten = {point.key for point in finished if point.status not in _FINAL and point.key not in again}
     if paths.plan.exists() and forgotten:
-        write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
+        write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
     write_expected(paths, plan, finished)
     content = plan_file.to_yaml({**plain, "uid": paths.uid})
@@ -117,11 +117,13 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
                 append_line(paths.points, point_to_line(point))
 
 
-def profiles_again(paths: RunPaths, settings: Mapping[str, Any], keys: Collection[Key]) -> frozenset[Key]:
+def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
     """Select profiles to make again: failed ones, and those of other settings or with missing files."""
+    results, settings = read_points(paths.points), profiler_settings(plan.profiler)
+    keys = plan.profile_keys(results)
     return frozenset(
         point.key
-        for point in read_points(paths.points)
+        for point in results
         if point.key in keys
         and (point.status not in _FINAL or _is_stale(point.facts.get("profile") or {}, paths.root, settings))
     )
@@ -132,9 +134,9 @@ def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, A
     return profile.get("settings") != settings or any(missing_files)
 
 
-def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:
+def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
     """Yield the lines of points.jsonl that stay, byte for byte; layers and profile share the fate of their point."""
-    for line in untrusted.read_bytes(path).split(b"\n"):
+    for line in untrusted.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
             if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
                 yield line + b"\n"

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from perfexp.host import untrusted
 from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Point, Status, points_from_lines, read_points, without_replicate
+from perfexp.records.record import LARGEST, Key, Point, Status, read_points, without_replicate
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import measured_seconds
 from perfexp.summaries.wording import epoch_text, median_text
@@ -54,12 +53,11 @@ class ProgressRelay:
             (self._progress.waiting if event.get("patient") else show)(event["text"])
         if "key" not in event:
             return
-        own, point = msgspec.convert(event["key"], Key), None
-        key = self._planned(own)
+        own = msgspec.convert(event["key"], Key)
+        key, result = self._planned(own), ""
         if event["event"] == "done":
-            point = self._last(own)
             self._left.discard(key)
-            self._seconds += measured_seconds([point] if point else [])
+            result = self._result(own)
             self._estimate()
         if key not in self._keys:
             self._progress.block(str(own))
@@ -69,7 +67,7 @@ class ProgressRelay:
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)
         elif event["event"] == "done":
-            self._progress.done(event["status"], self._result(point) if point else "")  # only the display knows why
+            self._progress.done(event["status"], result)  # only the display knows why
 
     def _train(self, training: Point) -> None:
         """Show an epoch that has ended, and have it sent."""
@@ -85,19 +83,15 @@ class ProgressRelay:
         unknown = msgspec.structs.replace(key, batch_size=LARGEST)
         return unknown if key not in self._keys and unknown in self._keys else key
 
-    def _last(self, key: Key) -> Point | None:
-        points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])
-        return next((point for point in points if point.key == key), None)
-
     def _estimate(self) -> None:
         whole = self._assignment.whole
         is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
-    def _result(self, point: Point) -> str:
-        """The median of a point by all processes so far."""
-        if point.status is not Status.OK:
-            return ""
-        key = without_replicate(point.key)
-        alike = [one for one in read_points(self._paths.points) if without_replicate(one.key) == key]
-        return median_text(summary.row(alike, ()))
+    def _result(self, key: Key) -> str:
+        """The median of a point by all processes so far; empty if it failed."""
+        points, planned = read_points(self._paths.points), without_replicate(key)
+        self._seconds = measured_seconds(points)
+        is_ok = any(one.key == key and one.status is Status.OK for one in points)
+        alike = [one for one in points if without_replicate(one.key) == planned]
+        return median_text(summary.row(alike, ())) if is_ok else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import worker_query
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -67,14 +67,14 @@ class SegmentationTable:
 
 def counts(gpu: str) -> str:
     """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here."""
-    visible = 1 if gpu in _NO_GPUS else capabilities.visible_gpus()
+    visible = 1 if gpu in _NO_GPUS else worker_query.visible_gpus()
     return f"1,{visible}" if visible > 1 else "1"
 
 
 def _visible(gpu: str) -> str:
     if gpu in _NO_GPUS:
         return f"gpu={gpu} is not a GPU"
-    return f"{'one GPU is' if capabilities.visible_gpus() else 'no GPU is'} visible here"
+    return f"{'one GPU is' if worker_query.visible_gpus() else 'no GPU is'} visible here"
 
 
 def _console(config: Any) -> Any:

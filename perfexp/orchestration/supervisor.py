@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
+from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
+from perfexp.orchestration.preparation import other_lines, profiler_settings, write_expected
 from perfexp.orchestration.worker_query import listen
+from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
-from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
-from perfexp.profilers.previous_files import Earlier
-from perfexp.records.paths import RunPaths, append_line
+from perfexp.profilers import (
+    About,
+    Place,
+    Profiler,
+    ProfilerFailed,
+    is_profile,
+    place_of,
+    profiled_key,
+    refuse_to_overwrite,
+)
+from perfexp.records.paths import RunPaths, append_line, refuse_link
 from perfexp.records.record import (
     Key,
     Point,
@@ -29,8 +41,8 @@ from perfexp.records.record import (
     is_trial,
     missing,
     point_to_line,
-    points_from_lines,
     read_points,
+    timestamp,
     without_replicate,
 )
 
@@ -44,68 +56,73 @@ _STARTS = 2
 Listener = Callable[[Event], None]
 
 
-class Chosen(NamedTuple):
-    """The points of a run by its results so far; `trials` are due whether a batch fits."""
-
-    timed: list[Key]
-    layers: list[Key]
-    first_predictions: list[Key]
-    profiles: list[Key]
-    trials: list[Key]
-
-
 @dataclass(kw_only=True)
 class Job:
-    """The points to measure, and the settings of the workers.
+    """The points to measure, by the results so far, and the plan that they are of.
 
     Attributes:
+        again: profiles with a result, which stays until there is a new one.
+        refusal: why the measurement was abandoned; None if it was not.
         first_predictions: cold starts, each in a process of its own.
         profiles: profiles, each in a process of its own after everything else.
-        again: profiles with a result, which stays until there is a new one.
-        imports: modules of the workers, which are forked from a process that has them; None for new interpreters.
-        timeout_seconds: a worker is terminated if it is silent for this long; None for never.
-        refusal: why the measurement was abandoned; None if it was not.
-        choose: points by the results so far, of a sparse sweep, one with `oom=shrink` or the largest batch; None for a
-            plan that lists them all.
+        trials: trials whether a batch fits, which are due.
     """
 
     paths: RunPaths
+    plan: config.Plan
+    plain: Mapping[str, Any]
     plan_sha256: str
-    timed: Sequence[Key]
-    first_predictions: Sequence[Key] = ()
-    layers: Sequence[Key] = ()
-    profiles: Sequence[Key] = ()
     again: Collection[Key] = ()
-    profiler: Profiler = field(default_factory=NoProfiler)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    command: Sequence[str] = ()
-    imports: Sequence[str] | None = None
-    timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
-    choose: Callable[[Sequence[Point]], Chosen] | None = None
-    trials: Sequence[Key] = ()
+    timed: list[Key] = field(default_factory=list)
+    first_predictions: list[Key] = field(default_factory=list)
+    layers: list[Key] = field(default_factory=list)
+    profiles: list[Key] = field(default_factory=list)
+    trials: list[Key] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.profiler: Profiler = config.build(self.plan.profiler)
+        self.extend()
 
     def extend(self) -> None:
-        """Take over the points that are chosen by the results so far."""
-        if self.choose is not None:
-            chosen = self.choose(read_points(self.paths.points))
-            self.timed, self.layers, self.trials = chosen.timed, chosen.layers, chosen.trials
-            self.first_predictions, self.profiles = chosen.first_predictions, chosen.profiles or self.profiles
+        """Take over the points that are chosen by the results so far; earlier profiles count as well."""
+        plan, results, before = self.plan, self.measured(), self.timed
+        finished = [point.key for point in results]
+        self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
+        self.timed, self.layers = plan.timed_keys(results), plan.layer_keys(results)
+        self.first_predictions, self.trials = plan.first_prediction_keys(results), plan.trial_keys(results)
+        if not self.profiler.times:  # calls are only marked
+            self.timed, self.first_predictions, self.layers, self.trials = (
+                [key for key in keys if key in finished]
+                for keys in (self.timed, self.first_predictions, self.layers, self.trials)
+            )
+        elif before and before != self.timed and not plan.is_sparse:  # `perfexp status` counts what was chosen
+            write_expected(self.paths, plan, results)
 
-    @property
-    def replicates(self) -> list[int]:
-        """Numbers of the replicates in measuring order: the first one, which may have more points, among the others.
+    def measured(self) -> list[Point]:
+        """Return the results so far."""
+        return read_points(self.paths.points)
 
-        It comes before them if it alone trains: the others may infer with its weights.
-        """
-        points = Counter(key.replicate for key in self.timed)
-        if not points:
-            return []
-        first, *others = sorted(points)
-        trains_alone = {key.replicate for key in self.timed if key.phase == "train"} == {first} and others
-        before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
-        return [*others[:before], first, *others[before:]]
+    def left(self) -> list[Key]:
+        """Return the points without a result, and the profiles that are made again."""
+        left = missing([*self.timed, *self.first_predictions, *self.layers, *self.profiles], self.paths.points)
+        return left + [key for key in self.profiles if key in self.again and key not in left]
+
+
+def replicates(timed: Iterable[Key]) -> list[int]:
+    """Return the numbers of replicates in measuring order: the first one, which may have more points, among the others.
+
+    It comes before them if it alone trains: the others may infer with its weights.
+    """
+    timed = list(timed)
+    points = Counter(key.replicate for key in timed)
+    if not points:
+        return []
+    first, *others = sorted(points)
+    trains_alone = {key.replicate for key in timed if key.phase == "train"} == {first} and others
+    before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
+    return [*others[:before], first, *others[before:]]
 
 
 class _Refused(PerfexpError):
@@ -142,23 +159,13 @@ def measure(job: Job, replicate: int) -> None:
 def profile(job: Job) -> None:
     """Make the missing and outdated profiles, after everything has been timed.
 
-    A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
-    written some. Exceptions are those of `measure`.
+    A profiler that fails affects its profile only. Exceptions are those of `measure`.
     """
     job.extend()
     with interrupts.held():
         for number, key in enumerate(job.profiles):
             if key in job.again or missing([key], job.paths.points):
-                before = _files_before(job.paths, key)
-                earlier = Earlier(job.paths, worth=bool(before))
-                try:
-                    point = _profiled(job, number, key, earlier)
-                    interrupts.check()  # the next command tries the profile again
-                except BaseException:
-                    earlier.restore_results()
-                    raise
-                _settle(point, earlier, before, job.paths)
-                _replace(job.paths, point)
+                _replace(job, _profiled(job, number, key))
 
 
 def results(job: Job) -> list[Point]:
@@ -167,7 +174,7 @@ def results(job: Job) -> list[Point]:
     Points with the batch that fits (sweep.oom=shrink) follow those of the plan, as do points out of memory of a batch
     that fitted before (batch_size=max).
     """
-    measured = {point.key: point for point in read_points(job.paths.points)}
+    measured = {point.key: point for point in job.measured()}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     timed, others = (
         [measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason) for key in keys]
@@ -188,7 +195,7 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
-        if job.choose is not None and (failed := failures(left, read_points(job.paths.points))):
+        if failed := failures(left, job.measured()):
             _append(job.paths, failed)
             continue
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
@@ -210,9 +217,7 @@ def _left(job: Job, what: str, replicate: int) -> list[Key]:
 
 def _pass_over(job: Job, what: str, replicate: int) -> None:
     """Give points that another process could not measure for lasting reasons the same status, cold starts included."""
-    failed = {
-        without_replicate(point.key): point for point in read_points(job.paths.points) if point.status in _LASTING
-    }
+    failed = {without_replicate(point.key): point for point in job.measured() if point.status in _LASTING}
     points = []
     for key in _left(job, what, replicate):
         call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
@@ -221,57 +226,69 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
     _append(job.paths, points)
 
 
-def _files_before(paths: RunPaths, key: Key) -> list[str]:
-    before = next((point for point in read_points(paths.points) if point.key == key), None)
-    return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
-
-
-def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPaths) -> None:
-    """Keep the files of one pass only: those of the new pass if it has any."""
-    facts = point.facts.get("profile") or {}
-    if point.status is Status.OK or facts.get("files"):
-        earlier.forget()
-        return
-    earlier.restore_results()
-    remaining = [name for name in before if (paths.root / name).is_file()]
-    if remaining and "profile" in point.facts:
-        facts["files"] = remaining
-        point.error = f"{point.error}; the files of the earlier profile are unchanged"
-
-
-def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
-    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-    timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
+def _profiled(job: Job, number: int, key: Key) -> Point:
+    """Make a profile in a folder of its own, whose files replace those of an earlier pass if there are any."""
+    point = Point(key=key, status=Status.OK, started=timestamp())
+    timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
         how = timed.status.value if timed else "no result"
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
         return point
-    start = time.perf_counter_ns()
-    facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
+    start, folder = time.perf_counter_ns(), job.paths.profile
+    point.facts["profile"] = {"profiler": job.profiler.name, "settings": profiler_settings(job.plan.profiler)}
+    place = place_of(key, job.profiles, folder)
+    refuse_link(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
-        _run_profiler(job, number, key, point, earlier)
+        for action in (partial(_run_profiler, number=number), _keep_files):
+            _attempt(point, partial(action, job, point, place))
+            interrupts.check()  # the next command tries the profile again
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    return point
+
+
+def _attempt(point: Point, action: Callable[[], None]) -> None:
+    """Do something for a profile; an error becomes the status of its point."""
+    try:
+        action()
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
     except (ProfilerFailed, _Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
         if isinstance(error, ProfilerFailed):
-            facts["files"] = error.files
+            point.facts["profile"]["files"] = error.files
     except OSError as error:
         where = f": {error.filename2 or error.filename}" if error.filename else ""
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
-    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
-    return point
 
 
-def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
-    profiler, facts = job.profiler, point.facts["profile"]
-    place = place_of(key, job.profiles, job.paths.root)
-    about = About(
-        phase=profiled_key(key).phase, device=recorded_environment(job).get("device") or {}, command=job.command
-    )
+def _keep_files(job: Job, point: Point, place: Place) -> None:
+    """Move the files of a new pass to those of the run; without any, those of the earlier pass stay."""
+    root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
+    if point.status is Status.OK or facts.get("files"):
+        made = [path for path in outputs if path.is_file()]
+        job.paths.claim(*(root / path.name for path in made))
+        for path in made:
+            path.replace(root / path.name)
+        for path in outputs:
+            if path not in made:
+                (root / path.name).unlink(missing_ok=True)
+    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {*job.paths.claimed()}:
+        facts["files"] = sorted(earlier)
+        point.error = f"{point.error}; the files of the earlier profile are unchanged"
+
+
+def _run_profiler(job: Job, point: Point, place: Place, *, number: int) -> None:
+    profiler, key, facts = job.profiler, point.key, point.facts["profile"]
+    device = recorded_environment(job).get("device") or {}
+    about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
-    prefix = profiler.command(place, about)
-    earlier.make_room(profiler.outputs(place))
+    prefix, root = profiler.command(place, about), job.paths.root
+    targets = [root / path.name for path in profiler.outputs(place)]
+    refuse_to_overwrite(targets, root, "move it away and repeat the command")
     reported: dict[str, Any] = {}
 
     def listen(event: Event) -> None:
@@ -302,16 +319,16 @@ def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlie
 def recorded_environment(job: Job) -> Mapping[str, Any]:
     """Return the recorded environment; nothing if a worker has not begun."""
     try:
-        facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return environment.load(job.paths.environment)[0]
+    except UserError:
         return {}
-    return facts if isinstance(facts, Mapping) else {}
 
 
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
-    process = WorkerProcess(command, job.paths.log, imports=None if prefix or _COLD_START in what else job.imports)
+    imports = None if prefix or _COLD_START in what else config.imports(job.plain)
+    process = WorkerProcess(command, job.paths.log, imports=imports)
     current: Key | None = None
     refusal, failure = None, None
 
@@ -327,7 +344,7 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             failure = event
         job.listener(event)
 
-    heard = listen(process, job.timeout_seconds, take)
+    heard = listen(process, job.plan.timeout_seconds, take)
     if refusal is not None:
         job.refusal = str(refusal)
         if not any(word.startswith("--profile=") for word in what):  # the point has the reason
@@ -338,21 +355,16 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
         raise refusal
     if heard.termination:
-        status, key = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
-        return _Ending(status, f"the worker {heard.termination}{key}", current)
-    return _death(heard.code, current, failure)
-
-
-def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
-    if failure is not None:
+        status, why = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
+        return _Ending(status, f"the worker {heard.termination}{why}", current)
+    if heard.code >= 0 and failure is not None:
         status = Status(failure.get("status", Status.FAILED))
         return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
-    ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
-    return _Ending(Status.FAILED, f"{ended}; see run.log", current)
+    if heard.code >= 0:
+        text = heard.ending if heard.code else "ended without a result"
+        return _Ending(Status.FAILED, f"the worker {text}; see run.log", current)
+    hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
+    return _Ending(Status.KILLED, f"the worker {heard.ending}{hint}; see run.log", current, hopeless=False)
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
@@ -367,14 +379,12 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
         raise disk_error(error) from error
 
 
-def _replace(paths: RunPaths, point: Point) -> None:
+def _replace(job: Job, point: Point) -> None:
     """Append a result, or replace the result of the same key atomically."""
-    if all(other.key != point.key for other in read_points(paths.points)):
-        _append(paths, [point])
+    if all(other.key != point.key for other in job.measured()):
+        _append(job.paths, [point])
         return
-    lines = untrusted.read_bytes(paths.points).split(b"\n")
-    others = [line + b"\n" for line in lines for other in points_from_lines(line) if other.key != point.key]
     try:
-        write_atomically(paths.points, b"".join([*others, point_to_line(point)]))
+        write_atomically(job.paths.points, b"".join([*other_lines(job.paths, {point.key}), point_to_line(point)]))
     except OSError as error:
         raise disk_error(error) from error

@@ -7,7 +7,6 @@ import shlex
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +19,7 @@ from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
-from perfexp.records.record import Record, Status, SweepMembership
+from perfexp.records.record import Record, Status, SweepMembership, timestamp
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
@@ -69,7 +68,7 @@ class SweepRun:
         self.sweep = self._before(command) or Sweep(
             uid=self.paths.uid or uuid.uuid4().hex,
             name=" × ".join(self.axes) or "one run",
-            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            started=timestamp(),
             command=list(command),
             jobs=jobs,
         )
@@ -160,43 +159,34 @@ class SweepRun:
         The folders are those composed here: processes measure into the folders that the sweep names.
         """
         self._is_refused = False
-        folders = {run.number - 1: _relative(run.folder, self.paths.root) for run in assignments if run.sweep}
-        entered = {
-            child.job: child
-            for child in self.sweep.children
-            if child.error is None and child.directory == folders.get(child.job)
-        }
-        new = [run for run in assignments if run.sweep is not None and run.sweep.job not in entered]
-        others = [child for child in self.sweep.children if child.job not in folders]
-        self.sweep.children = [*others, *entered.values()]
-        self.sweep.children += [
-            SweepChild(
-                job=run.number - 1,
-                name=run.name,
-                directory=folders[run.number - 1],
-                status=Status.INTERRUPTED,
-                axes=run.sweep.axes if run.sweep else {},
-            )
-            for run in new
-        ]
+        before = {child.job: child for child in self.sweep.children}
+        for run in assignments:
+            assert run.sweep is not None
+            child = self._child(run.sweep, run.name, run.folder, Status.INTERRUPTED)
+            earlier = before.get(child.job)
+            if earlier is None or earlier.error is not None or earlier.directory != child.directory:
+                self._enter(child)
         self._write()
 
     def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
         """Enter a run that has ended, with its record or the error that ended it."""
-        error = outcome if isinstance(outcome, PerfexpError) else None
-        self._is_refused &= error is not None and error.exit_code == UserError.exit_code
-        self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
-        self.sweep.children.append(
-            SweepChild(
-                job=membership.job,
-                name=name,
-                directory=_relative(folder, self.paths.root),
-                status=outcome.status if isinstance(outcome, Record) else Status.FAILED,
-                axes=membership.axes,
-                error=None if error is None else str(error),
-            )
-        )
+        if isinstance(outcome, Record):
+            self._is_refused = False
+            child = self._child(membership, name, folder, outcome.status)
+        else:
+            self._is_refused &= outcome.exit_code == UserError.exit_code
+            child = self._child(membership, name, folder, Status.FAILED, str(outcome))
+        self._enter(child)
         self._write()
+
+    def _child(
+        self, run: SweepMembership, name: str, folder: Path, status: Status, error: str | None = None
+    ) -> SweepChild:
+        directory = _relative(folder, self.paths.root)
+        return SweepChild(job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error)
+
+    def _enter(self, child: SweepChild) -> None:
+        self.sweep.children = [*(other for other in self.sweep.children if other.job != child.job), child]
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration."""
@@ -227,7 +217,7 @@ class SweepRun:
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(self.sweep, None, [])
             return True
-        self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.sweep.ended = timestamp()
         self.sweep.refresh(self.paths.root)
         records = self.sweep.records(self.paths.root)
         link, is_complete = None, True

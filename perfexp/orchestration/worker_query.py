@@ -1,10 +1,12 @@
-"""Conversations with a worker: its events until it has ended, and the answer to one question about a plan."""
+"""Conversations with a worker: its events until it has ended, and its answers about this machine or a plan."""
 
 from __future__ import annotations
 
 import hashlib
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,26 +15,40 @@ from perfexp.host.process import Event, MessageError, SilenceError, WorkerProces
 from perfexp.plan import config, plan_file
 from perfexp.records import messages
 
+#: Limit for one part of a survey: a first import of torch from a slow disk takes a minute.
+_SILENCE_SECONDS = 180.0
+#: Activities while the parts of a survey are determined, for error messages.
+_DOING = {
+    "boards": "querying NVML",
+    "torch": "importing torch",
+    "torchvision": "importing torchvision",
+    "cuda": "starting CUDA",
+    "mps": "looking for Apple's GPU",
+    "clocks": "timing the device's clocks",
+}
+
 
 class Heard(NamedTuple):
-    """How a conversation ended.
+    """How a conversation ended: the worker's exit code, or minus the number of the signal that ended it.
 
-    Attributes:
-        code: exit code of the worker, minus the number of the signal that ended it.
-        silence: its silence, after which it was terminated; None without.
-        garbled: why a message of it could not be read, after which it was terminated; None if all were.
+    A worker that was terminated has the reason, as a verb and its object; `garbled` if its message cannot be read.
     """
 
     code: int
-    silence: SilenceError | None = None
-    garbled: str | None = None
+    termination: str | None = None
+    garbled: bool = False
 
     @property
-    def termination(self) -> str | None:
-        """Why it was terminated, as a verb and its object; None if it was not."""
-        if self.silence is not None and not self.silence.finished:
-            return f"sent no progress for {self.silence.seconds:g} s and was terminated"
-        return None if self.garbled is None else f"sent a message that cannot be read ({self.garbled})"
+    def ending(self) -> str:
+        """How the worker ended, as a verb and its object."""
+        if self.termination is None and self.code < 0:
+            return f"was ended by {signal_name(-self.code)}"
+        return self.termination or f"ended with code {self.code}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable[[Event], None]) -> Heard:
@@ -41,18 +57,56 @@ def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable
     Args:
         silence_seconds: longest time without an event, or None for any.
     """
-    silence, garbled = None, None
+    termination, garbled = None, False
     try:
         for event in process.events(silence_seconds):
             messages.check(event)
             take(event)
     except SilenceError as error:
-        silence = error
+        if not error.finished:
+            termination = f"sent no progress for {error.seconds:g} s and was terminated"
     except MessageError as error:
-        garbled = str(error)
+        termination, garbled = f"sent a message that cannot be read ({error})", True
     finally:
         code = process.end()
-    return Heard(code, silence, garbled)
+    return Heard(code, termination, garbled)
+
+
+class _Answers(NamedTuple):
+    """Answers by name; if the worker has not finished, how it ended, its last error, and what it was doing."""
+
+    parts: dict[str, Any]
+    ending: str | None
+    error: Event | None
+    during: str | None
+
+
+def _ask(
+    command: Sequence[str],
+    folder: str,
+    silence_seconds: float | None,
+    imports: Sequence[str] | None = None,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> _Answers:
+    """Start a worker, whose log is in a folder, and take its answers."""
+    parts: dict[str, Any] = {}
+    last: dict[str, Event] = {}
+
+    def take(event: Event) -> None:
+        last[event["event"]] = event
+        if event["event"] == "part":
+            parts[event["name"]] = event["answer"]
+        elif event.get("patient"):
+            waiting(event["text"])
+
+    log = Path(folder) / "run.log"
+    heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
+    during, error = last.get("block", {}).get("text"), last.get("refused") or last.get("failed")
+    if "finished" in last and not heard.termination:
+        return _Answers(parts, None, error, during)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
+    why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
+    return _Answers(parts, f"{heard.ending}{why}", error, during)
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -65,30 +119,44 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
     """
     if config.typed(plain).seeks_batch:
         raise UserError("batch_size=max is found by trials on the device: set batch_size=N.")
-    answers: dict[str, Event] = {}
-
-    def take(event: Event) -> None:
-        answers[event["event"]] = event
-        if event.get("patient"):
-            waiting(event["text"])
-
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
+        content = plan_file.to_yaml(plain)
         (Path(folder) / "plan.yaml").write_bytes(content)
-        sha256 = hashlib.sha256(content).hexdigest()
-        command = worker_command(folder, f"--what={what}", f"--plan-sha256={sha256}")
-        heard = listen(WorkerProcess(command, log, imports=config.imports(plain)), plain["timeout_seconds"], take)
-        if (failure := answers.get("refused") or answers.get("failed")) is not None:
-            raise (UserError if failure.get("exit_code") == 2 else PerfexpError)(failure["message"])
-        if heard.termination:
-            raise PerfexpError(f"The worker {heard.termination}.")
-        if what not in answers:
-            last = last_line(log)
-            raise PerfexpError(f"The worker ended with code {heard.code}{f': {last}' if last else ''}.")
-        return dict(answers[what]["answer"])
+        command = worker_command(folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}")
+        answers = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
+    if (error := answers.error) is not None:
+        raise (UserError if error.get("exit_code") == UserError.exit_code else PerfexpError)(error["message"])
+    if answers.ending or what not in answers.parts:
+        raise PerfexpError(f"The worker {answers.ending or 'ended without an answer'}.")
+    return dict(answers.parts[what])
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a worker's log that is not blank, after that of its command."""
-    lines = log.read_text(errors="replace").splitlines()[1:]
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def survey(index: int | None) -> dict[str, Any]:
+    """Determine the measuring equipment of this machine: `parts` by name as far as they are known, and `failure`.
+
+    A failure is None, or its `text` and the part `during` which it happened. Clocks are those of the CUDA device of
+    this index, if any.
+    """
+    command = worker_command("--what=survey", *([] if index is None else [f"--gpu-index={index}"]))
+    try:
+        with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+            answers = _ask(command, folder, _SILENCE_SECONDS)
+    except (PerfexpError, OSError) as error:
+        return {"parts": {}, "failure": {"text": str(error), "during": None}}
+    during, failure = answers.during, None
+    if answers.ending:
+        doing = f" while {_DOING[during]}" if during in _DOING else ""
+        text = f"the process that queries torch and the driver {answers.ending}{doing}"
+        failure = {"text": text, "during": during}
+    return {"parts": answers.parts, "failure": failure}
+
+
+@cache
+def visible_gpus() -> int:
+    """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves; raises PerfexpError if that is impossible."""
+    surveyed = survey(None)
+    cuda = surveyed["parts"].get("cuda", {})
+    if "devices" not in cuda:
+        why = cuda.get("error") or (surveyed["failure"] or {}).get("text") or "no answer"
+        raise PerfexpError(f"Cannot count the visible GPUs: {why}. Run `perfexp doctor` for details.")
+    return len(cuda["devices"])

@@ -1,4 +1,4 @@
-"""Canvas: plots as PNG, 1200 pixels wide; matplotlib is imported here only. Equal plots give equal bytes.
+"""Canvas: figures 12 inches wide as PNG or SVG; matplotlib is imported here only. Equal figures give equal bytes.
 
 A matplotlibrc in the current folder is not read: it may be a pipe, name a backend or have LaTeX run.
 """
@@ -8,28 +8,27 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from perfexp.plots.chart import Caption
+from perfexp.summaries.subject import one_line
 
 try:
     with contextlib.chdir(Path(__file__).parent):
-        import matplotlib
+        import matplotlib as matplotlib
 except FileNotFoundError:  # the current folder is gone, and has no such file
-    import matplotlib
+    import matplotlib as matplotlib
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure
 import matplotlib.lines
-import matplotlib.patches
 import matplotlib.patheffects
 import matplotlib.ticker
-
-__all__ = ["DARK", "HALO", "caption_of", "constrained", "matplotlib", "new_figure", "plain", "save", "style"]
 
 matplotlib.rcdefaults()
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the fonts that it does not find
@@ -40,30 +39,43 @@ DARK, _WARNING = "#5f5f5f", "#a33c00"
 _TITLE_LINE = 0.27
 #: Outline of words over data.
 HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
+#: The group of an artist whose id is the text of its tooltip.
+_TITLED = re.compile(rb'<g id="title: ([^"]*)">')
 
 
 def new_figure(height: float, **settings: Any) -> Any:
-    """An empty figure, 12 inches wide and some inches high."""
-    figure = matplotlib.figure.Figure(figsize=(12, height), facecolor="white", **{"dpi": 100, **settings})
+    """Return an empty figure, 12 inches wide and some inches high."""
+    figure = matplotlib.figure.Figure(figsize=(12, height), facecolor="white", dpi=100, **settings)
     matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
     return figure
 
 
-def constrained(height: float) -> Any:
-    """An empty figure that finds the places of its axes."""
-    figure = new_figure(height, layout="constrained")
+def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[Any, Any]:
+    """Return a figure and its axes, one below the other with these heights in inches; `around` is for titles."""
+    figure = new_figure(around + sum(heights), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    return figure
+    return figure, figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **settings)[:, 0]
 
 
-def save(compose: Callable[[], Any], form: str = "png") -> bytes:
-    """Compose a figure and return it as PNG or SVG."""
+def save(figure: Any, form: str = "png") -> bytes:
+    """Return a figure as PNG or SVG; in SVG the artists of `title_of` have tooltips."""
     buffer = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        compose().savefig(buffer, format=form, metadata=metadata)
-    return buffer.getvalue()
+        figure.savefig(buffer, format=form, metadata=metadata)
+    content = buffer.getvalue()
+    return content if form == "png" else _TITLED.sub(rb"<g><title>\1</title>", content)
+
+
+def title_of(*words: str) -> dict[str, str]:
+    """Return the setting of an artist whose tooltip in SVG has these words; matplotlib escapes them."""
+    return {"gid": f"title: {one_line(', '.join(filter(None, words)))}"}
+
+
+def tip(axes: Any, x: float, y: float, *words: str) -> None:
+    """Give a place a tooltip in SVG."""
+    axes.plot([x], [y], "o", color="black", markersize=12, alpha=0, zorder=9, **title_of(*words))
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
@@ -78,12 +90,40 @@ def caption_of(figure: Any, caption: Caption) -> None:
         figure.supxlabel(wrapped(caption.footer, 150), x=0.01, ha="left", fontsize=11, color=_WARNING)
 
 
-def style(axes: Any, grid: str = "#dddddd", *, axis: Any = "both") -> None:
+def style(axes: Any, *, axis: Any = "both") -> None:
     """Draw a grid behind the data, and no frame above and on the right."""
-    axes.grid(True, axis=axis, color=grid, linewidth=0.8)
+    axes.grid(True, axis=axis, color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=11)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def name_rows(axes: Any, labels: Sequence[str], end: float, title: str) -> None:
+    """Name rows at 0, 1, …, the first one on top, over a horizontal axis from zero with a title."""
+    axes.set_yticks(range(len(labels)), list(map(plain, labels)))
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(0, end)
+    axes.set_xlabel(wrapped(title, 90), fontsize=11)
+    style(axes, axis="x")
+    axes.tick_params(axis="y", length=0)
+
+
+def name_ticks(axis: Any, locator: Any, text: Callable[[float], str] = "{:g}".format) -> None:
+    """Set the places and words of the ticks of an axis; the smaller ones between them have none."""
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def legend(axes: Any, *others: Any, width: int = 34, **settings: Any) -> None:
+    """Set a legend right of the axes, where it covers no data: each name once, also of other axes."""
+    entries = dict[str, Any]()
+    for one in (axes, *others):
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            entries.setdefault(textwrap.fill(label, width), handle)
+    if entries:
+        look = {"fontsize": 10, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(entries.values(), entries, **look | settings)
 
 
 def wrapped(text: str, width: int) -> str:

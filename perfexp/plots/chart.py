@@ -1,13 +1,14 @@
-"""The content of a plot as plain data; `record_plots` and `sweep_plots` fill it, `canvas` draws it."""
+"""The content of a plot as plain data; `record_plots` and `sweep_plots` fill it, `drawing` draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Series
-from perfexp.statistics import blockwise, estimators
+from perfexp.statistics.blockwise import Summary
+from perfexp.statistics.estimators import Interval
 
 #: Colors that people of any color vision can tell apart, also from the grey; a test checks it.
 COLORS = ("#0072B2", "#E69F00", "#882255", "#88CCEE", "#117733")
@@ -23,10 +24,6 @@ _SCALES = {
 }
 
 
-#: Meaning of hollow marks and dotted lines.
-NO_INTERVAL = "no interval"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """Points that belong together; `label` distinguishes them from others.
@@ -35,14 +32,18 @@ class Line:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
         estimated: positions whose values are estimated.
+        odd: positions to ring, each with its words.
+        predicted: predictions with their intervals by position; they replace the line between the points.
     """
 
     label: str
     x: tuple[float, ...]
-    y: tuple[estimators.Interval, ...]
+    y: tuple[Interval, ...]
     color: int = 0
     is_light: bool = False
     estimated: frozenset[float] = frozenset()
+    odd: Mapping[float, str] = field(default_factory=dict)
+    predicted: Mapping[float, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +56,10 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
-    """Predictions with intervals beside the line whose label is `line`; `label` is for the legend."""
-
-    label: str
-    line: str
-    x: tuple[float, ...]
-    y: tuple[estimators.Interval, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit.
 
     Attributes:
-        odd: points to ring, by position and line's label, each with its label; an empty one has none.
         marks: positions of vertical lines with their labels.
     """
 
@@ -77,20 +67,16 @@ class Panel:
     lines: tuple[Line, ...]
     unit: str = "samples/s"
     curves: tuple[Curve, ...] = ()
-    bands: tuple[Band, ...] = ()
-    odd: dict[tuple[float, str], str] = field(default_factory=dict)
-    marks: dict[float, str] = field(default_factory=dict)
+    marks: Mapping[float, str] = field(default_factory=dict)
 
-    @property
-    def has_intervals(self) -> bool:
-        """Whether a value without an interval is one that should have one: not a peak of the memory."""
-        return self.unit != "bytes"
-
-    def hollow(self, line: Line) -> list[bool]:
-        """For each point of a line whether its marker is hollow."""
-        return [
-            x in line.estimated or (self.has_intervals and y.low is None) for x, y in zip(line.x, line.y, strict=True)
-        ]
+    def rough(self, line: Line) -> list[str]:
+        """For each point of a line why its marker is hollow; empty where it is not."""
+        reasons = []
+        for x, y in zip(line.x, line.y, strict=True):
+            # a peak of the memory has no interval
+            is_bare = y.low is None and self.unit != "bytes"
+            reasons.append("estimated" if x in line.estimated else "no interval" if is_bare else "")
+        return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +98,10 @@ class Chart:
 
     caption: Caption
     axis: str
-    ticks: dict[float, str]
+    ticks: Mapping[float, str]
     panels: tuple[Panel, ...]
-    gaps: dict[float, str]
+    gaps: Mapping[float, str]
     is_doubling: bool = False
-
-    @property
-    def hollow(self) -> str:
-        """Meaning of hollow markers; empty without one."""
-        lines = [(panel, line) for panel in self.panels for line in panel.lines]
-        is_bare = any(panel.has_intervals and any(y.low is None for y in line.y) for panel, line in lines)
-        is_estimated = any(line.estimated for _, line in lines)
-        return " or ".join(filter(None, (NO_INTERVAL * is_bare, "estimated" * is_estimated)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +114,9 @@ class Bar:
     """
 
     label: str
-    value: estimators.Interval | None
+    value: Interval | None
     text: str
-    behind: estimators.Interval | None = None
+    behind: Interval | None = None
 
     @property
     def is_hollow(self) -> bool:
@@ -151,7 +129,7 @@ class Facet:
     """One pair of axes with one kind of time; the bars by their group, whose name is empty for a single one."""
 
     title: str
-    groups: dict[str, tuple[Bar, ...]]
+    groups: Mapping[str, tuple[Bar, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +139,6 @@ class Bars:
     caption: Caption
     facets: tuple[Facet, ...]
 
-    @property
-    def hollow(self) -> str:
-        """Meaning of hollow bars; empty without one."""
-        bars = (bar for facet in self.facets for group in facet.groups.values() for bar in group)
-        return NO_INTERVAL * any(bar.is_hollow for bar in bars)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
@@ -175,7 +147,7 @@ class Taken:
     name: str
     meaning: str
     series: Series
-    time: blockwise.Summary
+    time: Summary
     text: str
 
     @property
@@ -197,16 +169,6 @@ class Strips:
     points: tuple[tuple[str, tuple[Taken, ...]], ...]
 
 
-def centers(taken: Iterable[Taken]) -> str:
-    """Return what the black lines through the samples are."""
-    return " or ".join(dict.fromkeys(one.center for one in taken))
-
-
-def dotted(taken: Iterable[Taken]) -> str:
-    """Return the meaning of dotted medians; empty without one."""
-    return NO_INTERVAL * any(one.is_dotted for one in taken)
-
-
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
     """The codes of warnings and errors, as a footer; empty without any."""
     codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
@@ -218,7 +180,6 @@ def spans_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
 
 
-def unit_of(unit: str, values: Iterable[float]) -> tuple[float, str]:
-    """A factor, and the name of the unit in which the largest value times it is at least 1."""
-    most = max(values, default=0.0)
+def unit_of(unit: str, most: float) -> tuple[float, str]:
+    """A factor, and the name of the unit in which a value times it is at least 1."""
     return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,22 +24,6 @@ if TYPE_CHECKING:
     from perfexp.roofline import Peaks
 
 
-def draw(roofline: Roofline, form: str = "png") -> bytes:
-    """The plot as PNG of 1200 × 800 pixels, or as SVG."""
-    from perfexp.plots import roofline_plot  # late: matplotlib takes long to import
-
-    return roofline_plot.plot(roofline, form)
-
-
-def to_html(roofline: Roofline) -> bytes | None:
-    """An interactive page that needs no network; None where plotly is not installed (`pip install "perfexp[html]"`)."""
-    if importlib.util.find_spec("plotly") is None:
-        return None
-    from perfexp.plots import roofline_page  # late: plotly takes long to import
-
-    return roofline_page.of_roofline(roofline)
-
-
 def to_csv(roofline: Roofline) -> bytes:
     """Total, ranges, parts and launches as CSV, a line each."""
     return csv_tables.to_csv(roofline_table.lines(roofline))
@@ -57,15 +40,19 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write the files of a roofline to paths by kind (without plotly no page), and return those; raises `OSError`."""
-    contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
-    written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
-    for path, content in written.items():
+    """Write the files of a roofline to paths by kind, and return those; raises `OSError`."""
+    from perfexp.plots import canvas, pages, roofline_plot  # late: matplotlib takes long to import
+
+    figure = roofline_plot.compose(roofline)
+    svg = canvas.save(figure, "svg")
+    page = pages.of_roofline(roofline, svg)
+    contents = {"png": canvas.save(figure), "svg": svg, "html": page, "csv": to_csv(roofline)}
+    for kind, path in targets.items():
         try:
-            write_atomically(path, content)
+            write_atomically(path, contents[kind])
         except OSError as error:  # it names the temporary file, or none
             raise OSError(error.errno, error.strerror, str(path)) from error
-    return list(written)
+    return list(targets.values())
 
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
@@ -83,7 +70,7 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
         except (ProfilerFailed, UserError) as error:
             is_foreign_file = isinstance(error, ProfilerFailed)
             advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
-            point.doubts.append(diagnostics.make("roofline_missing", reason=error, advice=advice))
+            point.doubts.append(diagnostics.make("profile_incomplete", reason=f"no roofline: {error}", advice=advice))
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:

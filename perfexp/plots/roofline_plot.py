@@ -3,186 +3,248 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from perfexp.plots import roofline_ceilings as plane
-from perfexp.plots.canvas import HALO, caption_of, matplotlib, new_figure, plain, save, style
-from perfexp.plots.chart import Caption
-from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
+from perfexp.plots.canvas import (
+    DARK,
+    HALO,
+    caption_of,
+    legend,
+    matplotlib,
+    name_ticks,
+    new_figure,
+    plain,
+    style,
+    title_of,
+)
+from perfexp.plots.chart import COLORS as PALETTE
+from perfexp.plots.chart import GREY, Caption
+from perfexp.plots.roofline_table import figures_of
 from perfexp.records.diagnostics import Severity
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
-from perfexp.roofline.placement import Limit, Roofline, Row
-from perfexp.roofline.sentences import pretty
+from perfexp.roofline.peaks import NAMES
+from perfexp.roofline.placement import Limit, Roofline, Row, shares_of, together
+from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.subject import one_line
+from perfexp.tables.layer_groups import NUMBER, name_of_all
 
-_GREY, _USED, _UNUSED = "#5f5f5f", "#202020", "#9a9a9a"
+_COLORS = dict(zip(Limit, (PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[3], GREY), strict=True))
+#: Colors and widths of ceilings that work uses, and of others; looks of measured ones, and of words.
+_USED, _UNUSED = {"color": "#202020", "linewidth": 2.0}, {"color": GREY, "linewidth": 1.2}
+_MEASURED = {"linestyle": (0, (5, 3)), "zorder": 2, **_UNUSED}
+_WORDS = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO}
 #: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
 _AREAS = {"range": 60, "total": 190}
-_NAME_LENGTH = 34
-#: Directions from a marker to its number, in degrees, the best first; and distances in pixels from its edge.
-_ANGLES, _DISTANCES = (0, 180, 90, 270, 30, 150, 330, 210, 60, 120, 300, 240), (12, 22, 34, 50, 68, 88, 110)
-#: Radius of the smallest marker with its number on it, in pixels.
-_WIDE = 11
-#: Line between a marker and its number.
-_LEADER = {"arrowstyle": "-", "color": "#808080", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-#: Distance of a ceiling from its name, in pixels.
-_BESIDE = 5
+#: Parts and ranges with a number in the plot, and the least share of the time that it takes.
+_MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 5, 3, 0.01
+#: Characters of a name in the legend, and of a line; height of a number, and width of a character of it, in points.
+_NAME_LENGTH, _LEGEND_WIDTH, _HIGH, _WIDE = 34, 50, 11, 7.5
+#: Data types whose ceiling is drawn only if something was computed in them.
+_RARE = ("fp64", "fp64_vector", "fp8", "half")
+#: Factors around the drawn points, and from the highest ceiling to the lowest point.
+_MARGIN, _DEPTH = 2.5, 1e7
+#: Largest relative difference between equal ceilings.
+_EQUAL = 0.005
 #: Left, bottom, width and height of the axes, as fractions of the figure; the legend is right of them.
 _AXES = (0.078, 0.125, 0.597, 0.765)
 
 
-def plot(roofline: Roofline, form: str) -> bytes:
-    """A plot of 1200 × 800 pixels as `png` or `svg`; the same roofline gives the same bytes."""
-    # the SVG backend has 72 pixels per inch, whatever the figure's dpi
-    return save(partial(compose, roofline, dpi=100 if form == "png" else 72), form)
-
-
-def compose(roofline: Roofline, dpi: int = 100) -> Any:
-    """The matplotlib figure, whose texts are placed in pixels."""
-    figure = new_figure(8, dpi=dpi)
-    axes, window = figure.add_axes(_AXES), plane.window_of(roofline)
-    _scales(axes, window)
-    _markers(axes, roofline, window)
-    rows = [*plane.distinct_ranges(roofline), *plane.numbered(roofline)]
-    markers = [_marker_box(axes, row, window) for row in rows]
-    taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
-    taken += [_ceiling(axes, ceiling) for ceiling in plane.ceilings_of(roofline, window)]
-    taken += [_ridge(axes, *at, window)] if (at := plane.ridge(roofline)) else []
-    for i, row in enumerate(rows):
-        _number(axes, row.number, markers[i], taken, markers[:i] + markers[i + 1 :])
-    _legend(axes, roofline)
+def compose(roofline: Roofline) -> Any:
+    """Return the figure of 1200 × 800 pixels."""
+    figure = new_figure(8)
+    axes, parts, ranges = figure.add_axes(_AXES), _parts(roofline), _ranges(roofline)
+    _scales(axes, roofline)
+    _ceilings(axes, roofline)
+    slow = [row for row in parts if row.time_share >= _WORTH_A_NUMBER]
+    for row in slow if roofline.peaks.l2_bytes_per_second else ():
+        if row.load.l2_intensity:
+            places, rates = [row.load.l2_intensity, row.load.intensity], [row.load.flops_per_second] * 2
+            axes.plot(places, rates, color=_COLORS[row.limit], linewidth=0.7, alpha=0.5)
+            ring = {"markersize": 5, "markerfacecolor": "white", "label": "at its intensity by L2 bytes"}
+            axes.plot(places[:1], rates[:1], color=_COLORS[row.limit], marker="o", linestyle="none", **ring)
+    for row in parts:
+        disc = {"color": _COLORS[row.limit], "markeredgecolor": "white", "markeredgewidth": 0.8, "alpha": 0.6}
+        _marker(axes, roofline, row, marker="o", zorder=4, **disc)
+    for row in ranges:
+        _marker(axes, roofline, row, marker="D", markerfacecolor="white", markeredgecolor="black", zorder=5)
+    if roofline.total.has_place and len(roofline.parts) > 1:
+        star = {"marker": "*", "color": "black", "markeredgecolor": "white"}
+        _marker(axes, roofline, roofline.total, zorder=6, **star)
+        axes.plot([], [], linestyle="none", markersize=12, label="total", **star)
+    rows = [*ranges, *(slow[:_MAX_NUMBERED] or parts[:3])]
+    _numbers(axes, rows)
+    _legend(axes, roofline, rows)
     caption_of(figure, caption(roofline))
     return figure
 
 
-def _scales(axes: Any, window: Window) -> None:
-    axes.set(xscale="log", yscale="log", xlim=window.x, ylim=window.y)
-    axes.set_xlabel(plane.X_TITLE, fontsize=13)
-    axes.set_ylabel(plane.Y_TITLE, fontsize=13)
-    axes.xaxis.set_major_formatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: pretty(value, "", stated=True))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(matplotlib.ticker.LogLocator(numticks=12))
-        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    style(axes, grid="#e4e4e4")
+def _parts(roofline: Roofline) -> list[Row]:
+    """The parts with a place, the slowest first; layers that do the same work are one, with the number of the first."""
+    groups: dict[object, list[Row]] = {}
+    for row in roofline.parts:
+        work = (tuple((row.load.flops or {}).items()), row.load.dram_bytes, NUMBER.sub("0", row.label))
+        groups.setdefault(work if roofline.analytic else row.number, []).append(row)
+    rows = [_merged(group, roofline) for group in groups.values() if group[0].has_place]
+    return sorted(rows, key=lambda row: -row.time_share)
 
 
-def _place(row: Row, window: Window) -> tuple[float, float]:
-    return window.clip(row.load.intensity, row.load.flops_per_second)
+def _merged(rows: Sequence[Row], roofline: Roofline) -> Row:
+    if len(rows) == 1:
+        return rows[0]
+    load, label = together(row.load for row in rows), f"{name_of_all([row.label for row in rows])} ×{len(rows)}"
+    share = sum(row.time_share for row in rows)
+    return replace(rows[0], label=label, load=load, shares=shares_of(load, roofline.peaks), time_share=share)
 
 
-def _area(row: Row) -> float:
-    return _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
+def _ranges(roofline: Roofline) -> list[Row]:
+    """The longest ranges, except those that are all of the time."""
+    ranges = [row for row in roofline.ranges if row.has_place and _WORTH_A_NUMBER <= row.time_share < 0.999]
+    return sorted(ranges, key=lambda row: -row.time_share)[:_MAX_RANGES]
 
 
-def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
-    parts = plane.placed_parts(roofline)
-    xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
-    areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
-    axes.scatter(xs, ys, s=areas, c=colors, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
-    for row in plane.with_l2(roofline):
-        (x, y), color = _place(row, window), COLORS[row.limit]
-        inner, _ = window.clip(row.load.l2_intensity, y)
-        axes.plot([inner, x], [y, y], color=color, linewidth=0.7, alpha=0.5, zorder=3)
-        axes.scatter(inner, y, s=22, facecolors="white", edgecolors=color, linewidths=1.2, zorder=3.5)
-    for row in plane.distinct_ranges(roofline):
-        axes.scatter(*_place(row, window), s=_area(row), marker="D", facecolors="white", edgecolors="black", zorder=5)
-    if _has_star(roofline):
-        place, area = _place(roofline.total, window), _area(roofline.total)
-        axes.scatter(*place, s=area, marker="*", color="black", edgecolors="white", zorder=6)
+def _scales(axes: Any, roofline: Roofline) -> None:
+    """Scale the axes to all parts and ranges, and to the ceilings in use with their ridges."""
+    peaks = roofline.peaks
+    loads = [row.load for row in (*roofline.parts, *roofline.ranges, roofline.total) if row.has_place]
+    used = [height for _, height, is_used in _levels(roofline) if is_used]
+    slopes = [slope for slope in (peaks.dram_bytes_per_second or 1.0, peaks.l2_bytes_per_second) if slope]
+    x = [height / slope for height in (used[0], used[-1]) for slope in slopes]
+    x += [one for load in loads for one in (load.intensity, load.l2_intensity if len(slopes) > 1 else None) if one]
+    y = [*used, used[-1] / 10, *(load.flops_per_second or 0.0 for load in loads)]
+    left, bottom = (max(min(places), max(places) / _DEPTH) / _MARGIN for places in (x, y))
+    axes.set(xscale="log", yscale="log", xlim=(left, 2 * _MARGIN * max(x)), ylim=(bottom, _MARGIN * max(y)))
+    style(axes)
+    axes.set_xlabel("arithmetic intensity (FLOP per byte of DRAM)", fontsize=13)
+    axes.set_ylabel("achieved rate (FLOP/s)", fontsize=13)
+    locator = partial(matplotlib.ticker.LogLocator, numticks=12)
+    name_ticks(axes.xaxis, locator(), lambda value: digits(value, 1) if value < 1 else f"{value:g}")
+    name_ticks(axes.yaxis, locator(), lambda value: pretty(value, "", stated=True))
 
 
-def _has_star(roofline: Roofline) -> bool:
-    return roofline.total.has_place and len(roofline.parts) > 1
+def _ceilings(axes: Any, roofline: Roofline) -> None:
+    """Draw level ceilings of compute, sloping ones of memory, and the ridge between the highest ones in use."""
+    peaks, levels = roofline.peaks, _levels(roofline)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    memory, highest = peaks.dram_bytes_per_second or 1.0, levels[0][1]
+
+    def level(height: float) -> tuple[tuple[float, float], tuple[float, float]]:
+        return (height / memory, height), (right, height)
+
+    def slope(rate: float) -> tuple[tuple[float, float], tuple[float, float]]:
+        start = max(left, bottom / rate)
+        return (start, start * rate), (highest / rate, highest)
+
+    for name, height, is_used in levels:
+        if is_used or height < top:
+            _ceiling(axes, f"{name} {pretty(height, 'FLOP/s', stated=True)}", level(height), is_used=is_used)
+    l2 = peaks.l2_bytes_per_second
+    _ceiling(axes, f"DRAM {pretty(memory, 'B/s', stated=True)}", slope(memory), is_below=bool(l2))
+    if l2:
+        _ceiling(axes, f"L2 {pretty(l2, 'B/s', stated=True)}", slope(l2))
+    for kind, rate in peaks.measured.items():
+        stated, unit = (memory, "B/s") if kind == "dram" else (peaks.flops_per_second.get(kind), "FLOP/s")
+        if not _is_equal(rate, stated):
+            name = f"measured: {NAMES.get(kind, kind.upper())} {pretty(rate, unit, stated=True)}"
+            ends = slope(rate) if kind == "dram" else level(rate)
+            axes.plot(*zip(*ends, strict=True), label=name, **_MEASURED)
+    if peaks.dram_bytes_per_second:
+        height = next(height for _, height, is_used in levels if is_used)
+        look = {"color": DARK, "linestyle": ":", "linewidth": 1.2, "label": f"ridge: {digits(height / memory)} FLOP/B"}
+        axes.plot([height / memory] * 2, [bottom, height], zorder=1.5, **look)
 
 
-def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[Any]) -> None:
-    """Write a number on its marker, or as near as there is room, with a line to the marker; its box becomes `taken`.
-
-    The boxes of other markers are covered only if need be.
-    """
-    (x, y), radius, inside = (marker.min + marker.max) / 2, marker.width / 2, axes.get_window_extent()
-    places = [(radius + distance, angle) for distance in _DISTANCES for angle in _ANGLES]
-    places = [(0.0, 0), *places] if radius > _WIDE else places
-    text = _text(axes, number, "black", ha="center", va="center", weight="bold", zorder=8)
-    for obstacles in (taken + others, taken):
-        for distance, angle in places:
-            end = x + distance * math.cos(math.radians(angle)), y + distance * math.sin(math.radians(angle))
-            text.set_position(end)
-            box = text.get_window_extent()
-            if inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(obstacles):
-                taken.append(box)
-                if distance > radius + _DISTANCES[0]:
-                    axes.annotate("", end, (x, y), xycoords="figure pixels", arrowprops=_LEADER, zorder=3.8)
-                return
-    text.remove()
+def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
+    """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
+    peaks = roofline.peaks
+    flops = roofline.total.load.flops or {kind: 1.0 for row in roofline.parts for kind in row.load.flops or {}}
+    used = {ceiling[0] for kind, amount in flops.items() if amount and (ceiling := peaks.of(kind))}
+    used = used or {ceiling[0] for ceiling in [peaks.reference] if ceiling}
+    merged: dict[float, list[str]] = {}
+    for name, height in sorted(peaks.flops_per_second.items(), key=lambda item: -item[1]):
+        if name in used or name not in _RARE:
+            merged.setdefault(next((one for one in merged if _is_equal(one, height)), height), []).append(name)
+    return [
+        (" = ".join(NAMES[name] for name in names), height, bool(used & set(names))) for height, names in merged.items()
+    ]
 
 
-def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
-    """Draw a ceiling with its name beside the line, and return the name's box."""
-    color, dash = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
-    axes.plot(ceiling.x, ceiling.y, color=color, linestyle=dash, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
-    (x0, y0), (x1, y1) = (axes.transData.transform(end) for end in zip(ceiling.x, ceiling.y, strict=True))
-    angle, beside = math.atan2(y1 - y0, x1 - x0), -_BESIDE if ceiling.below else _BESIDE
-    # level names end at the right, sloping ones begin at the left; names of measured ceilings keep clear of them
-    part = (0.35 if ceiling.measured else 0.04) if angle else (0.6 if ceiling.measured else 0.99)
-    align = {"ha": "left" if angle else "right", "va": "top" if ceiling.below else "bottom", "rotation_mode": "anchor"}
-    x, y = x0 + part * (x1 - x0) - beside * math.sin(angle), y0 + part * (y1 - y0) + beside * math.cos(angle)
-    name = _text(axes, ceiling.name, color, x=x, y=y, zorder=2.5, rotation=math.degrees(angle), **align)
-    return name.get_window_extent()
+def _is_equal(one: float, other: float | None) -> bool:
+    return other is not None and abs(one - other) <= _EQUAL * other
 
 
-def _ridge(axes: Any, intensity: float, rate: float, window: Window) -> Any:
-    """Mark the intensity from which compute limits, and return the box of its label."""
-    axes.plot([intensity] * 2, [window.y[0], rate], color=_GREY, linestyle=":", linewidth=1.2, zorder=1.5)
-    x, y = axes.transData.transform((intensity, window.y[0]))
-    words = f"ridge: {digits(intensity)} FLOP/B"
-    return _text(axes, words, _GREY, x=x + 5, y=y + 6, ha="left", va="bottom").get_window_extent()
+def _ceiling(axes: Any, name: str, ends: Any, *, is_used: bool = True, is_below: bool = False) -> None:
+    """Draw a line with its name beside it: of a level one at the right end, of a slope at the start."""
+    look = _USED if is_used else _UNUSED
+    axes.plot(*zip(*ends, strict=True), zorder=2, **look)
+    (x0, y0), (x1, y1) = axes.transData.transform(ends)
+    angle, beside = math.atan2(y1 - y0, x1 - x0), -4 if is_below else 4
+    place, along, align = (ends[0], 20, "left") if angle else (ends[1], -4, "right")
+    shift = along * math.cos(angle) - beside * math.sin(angle), along * math.sin(angle) + beside * math.cos(angle)
+    turned = {"rotation": math.degrees(angle), "rotation_mode": "anchor", "ha": align, "color": look["color"]}
+    axes.annotate(name, place, shift, va="top" if is_below else "bottom", **turned, **_WORDS)
 
 
-def _marker_box(axes: Any, row: Row, window: Window) -> Any:
-    (x, y), dpi = axes.transData.transform(_place(row, window)), axes.figure.dpi
-    radius = math.sqrt(_area(row) / math.pi) * dpi / 72
-    return matplotlib.transforms.Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
+def _place(axes: Any, row: Row) -> tuple[float, float]:
+    """The place of a row, moved to the edge of the axes if it lies outside."""
+    (left, _), (bottom, _) = axes.get_xlim(), axes.get_ylim()
+    return max(row.load.intensity or 0.0, left), max(row.load.flops_per_second or 0.0, bottom)
 
 
-def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
-    """A text whose place is in pixels."""
-    settings = {"x": 0, "y": 0, "fontsize": 10, "path_effects": HALO, "transform": None, **style}
-    return axes.text(**settings, color=color, s=plain(words))
+def _size(row: Row) -> float:
+    """Diameter of a row's marker in points."""
+    area = _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
+    return 2 * math.sqrt(area / math.pi)
 
 
-def _legend(axes: Any, roofline: Roofline) -> None:
-    """Meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
-    handles = []
-    for limit, color in COLORS.items():
-        rows = [row for row in roofline.parts if row.limit is limit]
-        if limit in (Limit.cached, Limit.unclear) and not rows:
-            continue
-        share = sum(row.time_share for row in rows)
-        handles.append(_handle("o", f"{roofline.noun} {limit.value}: {share:.0%} of the time", color=color, alpha=0.7))
-    if plane.with_l2(roofline):
-        handles.append(_handle("o", "at its intensity by L2 bytes", markerfacecolor="white", markeredgecolor=_GREY))
-    if _has_star(roofline):
-        handles.append(_handle("*", "total", color="black", markersize=12))
-    diamond = {"markerfacecolor": "white", "markeredgecolor": "black"}
-    ranges, parts = plane.distinct_ranges(roofline), plane.numbered(roofline)
-    handles += [_handle("D", _entry(row, row.name.rsplit("/", 1)[-1]), **diamond) for row in ranges]
-    handles += [_handle("o", _entry(row, row.label), color=COLORS[row.limit], alpha=0.7) for row in parts]
-    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    axes.legend(handles=handles, fontsize=8.5, title="area: share of the time", **place)
+def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
+    """Draw a row, with its figures as a tooltip and a link to its row in the table of a page."""
+    x, y = _place(axes, row)
+    figures = [f"{title} {text}" for title, text in figures_of(roofline, row).items()]
+    words = title_of(f"{row.number} {row.label}", row.where, *figures, meaning(roofline, row))
+    axes.plot([x], [y], linestyle="none", markersize=_size(row), url=f"#{row.number}", **look, **words)
 
 
-def _entry(row: Row, name: str) -> str:
-    share = f"{row.time_share:.0%}" if row.time_share >= 0.095 else f"{row.time_share:.1%}"
-    return plain(f"{row.number}  {share}  {cut(one_line(name), _NAME_LENGTH)}")
+def _numbers(axes: Any, rows: Sequence[Row]) -> None:
+    """Write numbers right of the markers; those that would touch stand together: `1, 3`."""
+    placed = []
+    for row in rows:
+        x, y = axes.transData.transform(_place(axes, row)) * 72 / axes.figure.dpi
+        placed.append((x + _size(row) / 2 + 2, y, row.number))
+    texts: list[tuple[float, float, str]] = []
+    # from left to right, so that a text which grows can only reach numbers that are still to come
+    for x, y, number in sorted(placed):
+        for index, (start, height, text) in enumerate(texts):
+            if abs(height - y) < _HIGH and x < start + _WIDE * len(text):
+                texts[index] = start, height, f"{text}, {number}"
+                break
+        else:
+            texts.append((x, y, number))
+    for x, y, text in texts:
+        look = {"va": "center", "weight": "bold", "fontsize": 10, "path_effects": HALO}
+        axes.annotate(text, (x, y), xycoords="figure points", zorder=8, **look)
 
 
-def _handle(marker: str, label: str, **style: Any) -> Any:
-    return matplotlib.lines.Line2D([], [], linestyle="none", marker=marker, label=label, **style)
+def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
+    """Set the meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
+    for limit, color in _COLORS.items():
+        own = [row.time_share for row in roofline.parts if row.limit is limit]
+        if own or limit not in (Limit.cached, Limit.unclear):
+            words = f"{roofline.noun} {limit.value}: {sum(own):.0%} of the time"
+            axes.plot([], [], "o", color=color, alpha=0.7, label=words)
+    for row in rows:
+        share = f"{row.time_share:.0%}" if row.time_share >= 0.095 else f"{row.time_share:.1%}"
+        name, look = row.label, {"marker": "o", "color": _COLORS[row.limit], "alpha": 0.7}
+        if row.level == "range":
+            name = row.name.rsplit("/", 1)[-1]
+            look = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "black"}
+        words = f"{row.number}  {share}  {cut(one_line(name), _NAME_LENGTH)}"
+        axes.plot([], [], linestyle="none", label=plain(words), **look)
+    legend(axes, width=_LEGEND_WIDTH, fontsize=8.5, title="area: share of the time")
 
 
 def _short(note: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perfexp.records.units import digits, format_seconds
 from perfexp.roofline.kernel_names import cut
@@ -10,10 +11,12 @@ from perfexp.roofline.placement import DRAM, Limit, Roofline, Row, ratio
 from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
-from perfexp.tables.csv_tables import Line
+from perfexp.tables.flat import Line
 
 #: Parts and ranges on the console.
 _MAX_PARTS, _MAX_RANGES = 10, 8
+#: Columns that are the first to follow in a further table, by title.
+_RANKS = {"rows": 3, "launches": 3, "work": 2, "moved": 1}
 #: Longest name on the console; page and CSV have whole names.
 _NAME_LENGTH = 44
 
@@ -70,38 +73,33 @@ def console_grid(roofline: Roofline) -> Grid:
     return grid(roofline, rows, notes, name_length=_NAME_LENGTH)
 
 
-def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int | None = None) -> Grid:
+def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000) -> Grid:
     """Rows of a roofline as words; `≈` marks estimates."""
+    names = [cut(one_line(f"range {row.name}" if row.level == "range" else row.label), name_length) for row in rows]
+    columns = [
+        Column("no.", [row.number for row in rows]),
+        Column(roofline.noun[:-1], names, prose=True, is_key=True),
+    ]
+    figures = [figures_of(roofline, row) for row in rows]
+    columns += (Column(title, [one[title] for one in figures], rank=_RANKS.get(title, 0)) for title in figures[0])
+    return Grid(columns, tuple(notes))
 
-    def name(row: Row) -> str:
-        text = one_line(f"range {row.name}" if row.level == "range" else row.label)
-        return cut(text, name_length) if name_length else text
 
-    def amount(value: float | None, unit: str, is_estimated: bool) -> str:
-        return _word(value, lambda value: pretty(value, unit), is_estimated)
-
-    def intensity(row: Row) -> str:
-        return _word(row.load.intensity, digits, row.flops_are_estimated or row.bytes_are_estimated)
-
-    columns: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-        ("no.", 0, lambda row: row.number),
-        (roofline.noun[:-1], 0, name),
-        ("rows" if roofline.analytic else "launches", 3, lambda row: str(row.load.launches)),
-        ("time", 0, lambda row: format_seconds(row.load.seconds)),
-        ("share", 0, lambda row: f"{row.time_share:.1%}"),
-        ("work", 2, lambda row: amount(row.load.total_flops, "FLOP", row.flops_are_estimated)),
-        ("moved", 1, lambda row: amount(row.load.dram_bytes, "B", row.bytes_are_estimated)),
-        ("FLOP/B", 0, intensity),
-        ("rate", 0, lambda row: amount(row.load.flops_per_second, "FLOP/s", row.flops_are_estimated)),
-        ("of compute", 0, lambda row: _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute"))),
-        ("of memory", 0, lambda row: _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM))),
-        ("limit", 0, _limit),
-    )
-    made = (
-        Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=word is name, is_key=word is name)
-        for title, rank, word in columns
-    )
-    return Grid(columns=tuple(made), notes=tuple(notes))
+def figures_of(roofline: Roofline, row: Row) -> dict[str, str]:
+    """The figures of a row as words, by the titles of their columns."""
+    load, is_work, is_moved = row.load, row.flops_are_estimated, row.bytes_are_estimated
+    return {
+        "rows" if roofline.analytic else "launches": str(load.launches),
+        "time": format_seconds(load.seconds),
+        "share": f"{row.time_share:.1%}",
+        "work": _word(load.total_flops, partial(pretty, unit="FLOP"), is_work),
+        "moved": _word(load.dram_bytes, partial(pretty, unit="B"), is_moved),
+        "FLOP/B": _word(load.intensity, digits, is_work or is_moved),
+        "rate": _word(load.flops_per_second, partial(pretty, unit="FLOP/s"), is_work),
+        "of compute": _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute")),
+        "of memory": _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM)),
+        "limit": _limit(row),
+    }
 
 
 def _limit(row: Row) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import numpy
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.sweep_verdicts import TimeRatio
-from perfexp.plots import scaling_plot
-from perfexp.plots.chart import Bar, Bars, Caption, Chart, Facet
-from perfexp.plots.record_plots import NUMERIC, Named, axes_of, chart_of, footer, subtitle
+from perfexp.plots.chart import Bar, Bars, Caption, Chart, Curve, Facet, Line, Panel
+from perfexp.plots.record_plots import NUMERIC, Placed, axes_of, chart_of, footer, gaps_of, lines_of, subtitle
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row, rows
 from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
@@ -22,22 +24,44 @@ from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
 from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
 from perfexp.summaries.sweep_summary import diagnostics_of, paired
-from perfexp.summaries.wording import bare_time
+from perfexp.summaries.wording import bare
 
-#: Ratios of the times of runs by number, phase and measure; None of a baseline.
-_Ratios = Mapping[tuple[int, str, str], TimeRatio | None]
+#: Line segments of a proportional rate.
+_SEGMENTS = 60
 
 
 class _Run(NamedTuple):
-    """A row of a run of a sweep; without a row the run left no record."""
+    """A row of a run of a sweep, with its time over that of the baseline; without a row it left no record."""
 
     child: SweepChild
     row: Row | None
+    ratio: TimeRatio | None = None
+    is_baseline: bool = False
+
+    @property
+    def phase(self) -> str:
+        """The phase; empty without a row."""
+        return self.row.key.phase if self.row else ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its time; empty for a failed one."""
+        return (self.row and self.row.time_kind) or ""
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        """What its ratio is known by: number, phase and kind of time."""
+        return self.child.job, self.phase, self.kind
 
     @property
     def seconds(self) -> float:
         """The run's time, by which bars are sorted; infinite without one."""
         return self.row.time.median.value if self.row and self.row.time else float("inf")
+
+    @property
+    def model(self) -> str:
+        """The model, if it is an axis of the sweep; otherwise empty."""
+        return next((one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), "")
 
 
 def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
@@ -57,128 +81,113 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     caption = Caption(title=title, subtitle=subtitle(table, device), footer=warnings)
     fields, axis = axes_of(table)
     if axis:
-        named = [Named(_label(child.axes, row.key, fields, axis), row) for child, row in runs if row]
+        named = [(_label(run.child.axes, run.row.key, fields, axis), run.row) for run in runs if run.row]
         return chart_of(caption, named, axis)
-    sharing = [_sharing(run, devices, fields) for run in runs if (devices := run.child.devices) is not None]
-    if len({run.devices for run in sharing}) > 1:
+    sharing = [run for run in runs if run.child.devices is not None]
+    if len({run.child.devices for run in sharing}) > 1:
         of = f" of {scope}" if (scope := wording.scope(table)) else ""
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
-        return scaling_plot.plot(replace(caption, subtitle=words), sharing)
+        return _over_devices(replace(caption, subtitle=words), sharing, fields)
     ratios = sweep_verdicts.time_ratios(sweep, records)
-    shown = [ratio for run in runs if (ratio := _ratio(run, ratios))]
-    caption = replace(caption, subtitle="; ".join([caption.subtitle, *_meaning(shown)]))
-    return Bars(caption=caption, facets=tuple(_facets(runs, ratios)))
+    runs = [run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs]
+    subtitles = [caption.subtitle, *_meaning([run.ratio for run in runs if run.ratio])]
+    return Bars(caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs)))
 
 
-def _sharing(run: _Run, devices: int, fields: Sequence[str]) -> scaling_plot.Sharing:
-    """A run of a sweep over numbers of devices; a failed one has the phase of no panel."""
-    words = [_axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT]
-    if run.row:
-        words.append(label(run.row.key, [name for name in fields if name != "phase" and name not in run.child.axes]))
-    name, status = " · ".join(filter(None, words)), run.row.status if run.row else run.child.status
-    return scaling_plot.Sharing(name, devices, run.row.key.phase if run.row else "", run.row, status.value)
+def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
+    """The rates of all devices over their number: a panel for each phase, a line for each name.
+
+    Dashed is the rate of the fewest devices of a line times their ratio. Runs without a rate are gaps.
+    """
+    placed = list[Placed]()
+    for run in runs:
+        words = [_axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT]
+        rest = [name for name in fields if name != "phase" and name not in run.child.axes]
+        name = " · ".join(filter(None, [*words, label(run.row.key, rest) if run.row else ""]))
+        placed.append(Placed(name, run.child.devices or 0, run.row, (run.row or run.child).status.value))
+    phases, panels = dict.fromkeys(one.row.key.phase for one in placed if one.row), list[Panel]()
+    for phase in phases:
+        own = [one for one in placed if one.row and one.row.key.phase == phase]
+        lines = lines_of(own, lambda row: row.samples_per_second)
+        curves = tuple(_in_proportion(line) for line in lines if len(line.x) > 1)
+        prefix = f"{phase}: " if len(phases) > 1 else ""
+        panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=curves))
+    return Chart(
+        caption=caption,
+        axis="devices, each with its own batch",
+        ticks={one.x: f"{one.x:g}" for one in placed},
+        panels=tuple(panel for panel in panels if panel.lines),
+        gaps=gaps_of(placed),
+    )
+
+
+def _in_proportion(line: Line) -> Curve:
+    x = numpy.geomspace(line.x[0], line.x[-1], _SEGMENTS + 1)
+    y = line.y[0].value * x / line.x[0]
+    return Curve(label="in proportion to the devices", x=tuple(x.tolist()), y=tuple(y.tolist()))
 
 
 def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
     """The rows of a sweep, those of a phase with the first kind of time that all have; unchanged if there is none."""
     kinds: dict[str, str | None] = {}
-    for phase in {run.row.key.phase for run in runs if run.row}:
-        timed = [run.row for run in runs if run.row and run.row.time and run.row.key.phase == phase]
-        kinds[phase] = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
-    return [
-        run._replace(row=replace(row, time_kind=kind))
-        if (row := run.row) and row.time and (kind := kinds[row.key.phase])
-        else run
-        for run in runs
-    ]
+    for phase in {run.phase for run in runs if run.kind}:
+        own = [run.row for run in runs if run.row and run.kind and run.phase == phase]
+        kinds[phase] = next((kind for kind in TIME_KINDS if all(kind in row.times for row in own)), None)
+    made = []
+    for run in runs:
+        kind = kinds.get(run.phase) if run.kind else None
+        made.append(run._replace(row=replace(run.row, time_kind=kind)) if run.row and kind else run)
+    return made
 
 
-def _facets(runs: Sequence[_Run], ratios: _Ratios) -> list[Facet]:
+def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
     """One for each phase and kind of time; a run without a record is in each."""
-    places = dict.fromkeys((run.row.key.phase, run.row.time_kind) for run in runs if run.row and run.row.time)
-    facets = []
+    places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     for phase, kind in places:
         # a failed point has no kind of time: it is shown with the first kind of its phase
-        first = next(other for one, other in places if one == phase)
-        here = [
-            run
-            for run in runs
-            if not run.row
-            or (run.row.key.phase == phase and (run.row.time_kind == kind if run.row.time else kind == first))
-        ]
-        bare = any(one.low is None for run in here if (one := _latency(run)))
-        behind = (
-            f"; pale: latency{', without an interval where no whisker is' * bare}" if any(map(_latency, here)) else ""
-        )
+        kinds = (kind, "") if kind == dict(reversed(places))[phase] else (kind,)
+        here = [run for run in runs if not run.row or (run.phase == phase and run.kind in kinds)]
         prefix = f"{phase}: " if len(places) > 1 else ""
-        facets.append(Facet(title=f"{prefix}{kind} per call{behind}", groups=_groups(here, ratios)))
-    return facets
+        behind = "; pale: latency" if any(map(_latency, here)) else ""
+        yield Facet(title=f"{prefix}{time_title(kind)} per call{behind}", groups=_groups(here))
 
 
-def _groups(runs: Sequence[_Run], ratios: _Ratios) -> dict[str, tuple[Bar, ...]]:
-    """Bars by model if there are several, each group and the groups sorted by their times."""
-    models = {model for run in runs if (model := _model(run))}
-    groups: dict[str, list[_Run]] = {}
-    for run in runs:
-        groups.setdefault(_model(run) if len(models) > 1 else "", []).append(run)
-    if all(len(group) == 1 for group in groups.values()):  # models alone need no groups
-        groups = {"": list(runs)}
-    ordered = sorted(groups.items(), key=lambda item: min(run.seconds for run in item[1]))
-    return {name: tuple(_bars(group, ratios, is_group=bool(name))) for name, group in ordered}
-
-
-def _bars(runs: Sequence[_Run], ratios: _Ratios, *, is_group: bool) -> list[Bar]:
-    keys = [run.row.key for run in runs if run.row]
-    varying = [name for name in NUMERIC if len({getattr(key, name) for key in keys}) > 1]
-    bars = []
+def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
+    """Bars by model if there are several with several runs, each group and the groups sorted by their times."""
+    models = {run.model for run in runs}
+    has_groups = len(models - {""}) > 1 and len(models) < len(runs)
+    groups: dict[str, tuple[Bar, ...]] = {}
     for run in sorted(runs, key=lambda run: run.seconds):
-        axes = {name: value for name, value in run.child.axes.items() if not (is_group and name in MODEL_AXES)}
-        name = " · ".join(_axis_text(axis, value) for axis, value in axes.items()) or one_line(run.child.name)
-        extra = label(run.row.key, [field for field in varying if field not in axes]) if run.row else ""
-        name = " · ".join(filter(None, (name, extra)))
-        if run.row is None or run.row.time is None:
-            status, error = (run.row.status, run.row.error) if run.row else (run.child.status, run.child.error)
-            text = f"{status.value}: {one_line(error)}" if error else status.value
-            bars.append(Bar(label=name, value=None, text=text))
-            continue
-        median = run.row.time.median
-        bar = Bar(label=name, value=median, text="", behind=_latency(run))
-        bars.append(replace(bar, text=f"{'≈ ' * bar.is_hollow}{bare_time(median)}{_ratio_text(run, ratios)}"))
-    return bars
+        name = run.model if has_groups else ""
+        groups[name] = (*groups.get(name, ()), _bar(run, MODEL_AXES if has_groups else ()))
+    return groups
 
 
-def _ratio(run: _Run, ratios: _Ratios) -> TimeRatio | None:
-    return ratios.get((run.child.job, run.row.key.phase, run.row.time_kind or "")) if run.row else None
-
-
-def _ratio_text(run: _Run, ratios: _Ratios) -> str:
-    """The time over that of the baseline, `≈` where the verdict is open; empty for a run that is not compared."""
-    if ratio := _ratio(run, ratios):
-        kind = run.row.time_kind if run.row else None
-        name = "time per sample" if kind == "throughput" else kind
-        return f" · {'≈ ' * ratio.is_open}{digits(ratio.value, 3)} × {name}"
-    is_baseline = run.row and (run.child.job, run.row.key.phase, run.row.time_kind) in ratios
-    return " · baseline" if is_baseline else ""
+def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
+    axes = (_axis_text(name, value) for name, value in run.child.axes.items() if name not in left_out)
+    name = " · ".join(axes) or one_line(run.child.name)
+    if run.row is None or run.row.time is None:
+        status, error = (run.row or run.child).status, (run.row or run.child).error
+        return Bar(label=name, value=None, text=f"{status.value}: {one_line(error)}" if error else status.value)
+    median, ratio = run.row.time.median, " · baseline" if run.is_baseline else ""
+    if run.ratio:
+        kind = "time per sample" if run.kind == "throughput" else run.kind
+        ratio = f" · {'≈ ' * run.ratio.is_open}{digits(run.ratio.value, 3)} × {kind}"
+    text = f"{'≈ ' * (median.low is None)}{bare(median)}{ratio}"
+    return Bar(label=name, value=median, text=text, behind=_latency(run))
 
 
 def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
     """The meaning of the ratios at the ends of bars, and of `≈` before one; empty without any."""
-    if not ratios:
-        return []
     words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}
     of = " or ".join(word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios))
-    return [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"]
+    return [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"] if ratios else []
 
 
 def _latency(run: _Run) -> Interval | None:
     """The latency of a run that has it besides the device's own time; None for others."""
-    if run.row is None or run.row.time_kind not in DEVICE_TIMES or "latency" not in run.row.times:
-        return None
-    return run.row.times["latency"].median
-
-
-def _model(run: _Run) -> str:
-    return next((one_line(run.child.axes[name]) for name in MODEL_AXES if name in run.child.axes), "")
+    has_both = run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times
+    return run.row.times["latency"].median if run.row and has_both else None
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMORY
 from perfexp.records.record import LARGEST, Key, Point, Status, timed_key, trial_key
 from perfexp.sweep import MOST_SAMPLES
 
@@ -208,7 +209,7 @@ def _used_bytes(point: Point) -> float | None:
 
     The allocator reserves more while there is more, and gives it back when a tensor needs it.
     """
-    names = ("memory/peak_bytes", "memory/reserved_peak_bytes", "memory/device_bytes")
+    names = (PEAK_MEMORY, RESERVED_MEMORY, DEVICE_MEMORY)
     found = (point.metric(name) for name in names)
     peak, reserved, device = (_valid_bytes(metric.value) if metric else None for metric in found)
     outside = max(device - reserved, 0.0) if device and reserved else 0.0

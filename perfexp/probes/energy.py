@@ -16,8 +16,9 @@ from perfexp.meters.feeding import Beside, Feeder, threaded
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import member
 from perfexp.records.record import Metric, Point
 from perfexp.statistics.estimators import Interval
 
@@ -27,6 +28,12 @@ _WORKED_SHARE = 0.5
 _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
 #: Points in a row whose counter and integral disagree, after which further points do not wait for an agreement.
 _MOST_DISAGREED = 2
+#: Energies of a call, an image and an epoch: of all power, and of that above the idle power.
+_ENERGIES = {
+    "call": (quantities.ENERGY, quantities.NET_ENERGY),
+    "image": (quantities.IMAGE_ENERGY, quantities.NET_IMAGE_ENERGY),
+    "epoch": (quantities.EPOCH_ENERGY, quantities.NET_EPOCH_ENERGY),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +212,16 @@ def _metrics(
     Intervals are those of power, time and idle power, combined in quadrature (delta method).
     """
     metrics = [
-        metric("power_mean_watts", watts, "watts", estimated=estimated),
-        metric("idle_power_watts", idle_watts, "watts"),
+        metric(quantities.POWER, watts, estimated=estimated),
+        metric(quantities.IDLE_POWER, idle_watts),
     ]
-    for prefix, part in (("", watts), ("net_", above(watts, idle_watts))):
+    for number, part in enumerate((watts, above(watts, idle_watts))):
         joules = product(part, call_seconds)
         for unit, calls in calls_per.items():
             is_estimate = estimated or unit == "epoch"
-            name = f"{prefix}per_{unit}_joules"
-            metrics.append(metric(name, product(joules, calls), "joules", estimated=is_estimate))
-            if name == "per_call_joules":  # beside the energy at the other pace
+            name = _ENERGIES[unit][number]
+            metrics.append(metric(name, product(joules, calls), estimated=is_estimate))
+            if name == quantities.ENERGY:  # beside the energy at the other pace
                 metrics += _queued(queued)
     return metrics
 
@@ -224,12 +231,12 @@ def _queued(queued: Plateau | Reading | None) -> list[Metric]:
     if queued is None:
         return []
     if not isinstance(queued, Plateau):
-        return [metric("queued_per_call_joules", queued, "joules")]
+        return [metric(quantities.QUEUED_ENERGY, queued)]
     power = queued.power
     return [
-        metric("queued_per_call_joules", queued.call_joules, "joules", estimated=power.estimated),
-        metric("queued_power_watts", power.mean_watts, "watts", estimated=power.estimated),
-        metric("queued_call_seconds", queued.call_seconds, "seconds"),
+        metric(quantities.QUEUED_ENERGY, queued.call_joules, estimated=power.estimated),
+        metric(quantities.QUEUED_POWER, power.mean_watts, estimated=power.estimated),
+        metric(quantities.QUEUED_SECONDS, queued.call_seconds),
     ]
 
 
@@ -255,19 +262,19 @@ def _of_windows(plateau: Plateau) -> list[Metric]:
     power, call_seconds = plateau.power, plateau.call_seconds
     seconds = max(windows.seconds for windows in power.windows)
     metrics = [
-        metric("counter_power_watts", power.counter_watts, "watts"),
-        metric("integral_power_watts", power.integral_watts, "watts"),
-        metric("integral_difference", power.difference, "1"),
-        metric("integral_uncertainty", power.integral_uncertainty, "1"),
-        metric("window_seconds", Reading(seconds) if seconds else power.mean_watts, "seconds"),
-        metric("calls", Reading(plateau.calls), "1"),
-        metric("call_seconds", call_seconds, "seconds"),
+        metric(quantities.COUNTER_POWER, power.counter_watts),
+        metric(quantities.INTEGRAL_POWER, power.integral_watts),
+        metric(quantities.DIFFERENCE, power.difference),
+        metric(quantities.UNCERTAINTY, power.integral_uncertainty),
+        metric(quantities.WINDOW_SECONDS, Reading(seconds) if seconds else power.mean_watts),
+        metric(quantities.CALLS, Reading(plateau.calls)),
+        metric(quantities.CALL_SECONDS, call_seconds),
     ]
     if power.accuracy is not None:
-        metrics.append(metric("meter_accuracy", Reading(power.accuracy), "1"))
+        metrics.append(metric(quantities.METER_ACCURACY, Reading(power.accuracy)))
     for index, (watts, *_) in enumerate(power.parts if len(power.parts) > 1 else ()):
-        metrics.append(metric(f"meter_{index}/power_mean_watts", watts, "watts"))
-        metrics.append(metric(f"meter_{index}/per_call_joules", product(watts, call_seconds), "joules"))
+        metrics.append(metric(member(quantities.METER_POWER, index), watts))
+        metrics.append(metric(member(quantities.METER_ENERGY, index), product(watts, call_seconds)))
     return metrics
 
 

@@ -8,6 +8,18 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
 from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
+from perfexp.records.quantities import (
+    ACTIVATION_BYTES,
+    BYTES_CEILING,
+    FLOPS,
+    FLOPS_CEILING,
+    LEAST_BYTES,
+    MACS,
+    MFU,
+    MFU_OF_CEILING,
+    PARAMETERS,
+    WORK_RATE,
+)
 from perfexp.records.races import saving_engines
 from perfexp.records.record import Metric, Point, Status
 from perfexp.work import Work
@@ -42,11 +54,11 @@ def add_work_metrics(
     A call that exceeds a ceiling several times over did not do the model's work: the point has failed.
     """
     point.metrics += [
-        Metric(name="work/forward_macs", value=work.macs, unit="1"),
-        Metric(name="work/flops", value=work.flops_model, unit="1"),
-        Metric(name="work/bytes_min", value=work.bytes_min, unit="bytes"),
-        Metric(name="work/activation_bytes", value=work.activation_bytes, unit="bytes"),
-        Metric(name="work/parameters", value=work.parameters, unit="1"),
+        Metric.of(MACS, work.macs),
+        Metric.of(FLOPS, work.flops_model),
+        Metric.of(LEAST_BYTES, work.bytes_min),
+        Metric.of(ACTIVATION_BYTES, work.activation_bytes),
+        Metric.of(PARAMETERS, work.parameters),
         _rate(point, work),
     ]
     if peaks is not None:
@@ -54,20 +66,20 @@ def add_work_metrics(
             f"no file of conf/gpu has this device's peak in {' or '.join(dict.fromkeys(formats))}; set "
             "probes.ceilings=true to measure what it reaches"
         )
-        point.metrics.append(_part(point, _least_seconds(work, formats, peaks), "mfu", reason))
+        point.metrics.append(_part(point, _least_seconds(work, formats, peaks), MFU, reason))
     if ceilings:
         least = _least_seconds(work, formats, ceilings)
         highest = work.contraction_flops / least if least else max(ceilings[name] for name in formats)
         point.metrics += [
-            Metric(name="ceiling/flops_per_second", value=highest, unit="1/s"),
-            Metric(name="ceiling/bytes_per_second", value=ceilings["bytes_per_second"], unit="bytes/s"),
-            _part(point, least, "mfu_of_ceiling"),
+            Metric.of(FLOPS_CEILING, highest),
+            Metric.of(BYTES_CEILING, ceilings["bytes_per_second"]),
+            _part(point, least, MFU_OF_CEILING),
         ]
         point.facts["ceilings"] = dict(ceilings)
     elif ceilings is not None:
         reason = "the device's ceilings could not be measured; see run.log"
-        point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
-    shares = [metric for metric in point.metrics if metric.name in ("mfu", "mfu_of_ceiling")]
+        point.metrics.append(Metric.of(MFU_OF_CEILING, None, reason=reason))
+    shares = [metric for metric in point.metrics if metric.name in (MFU, MFU_OF_CEILING)]
     point.doubts += [
         diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
         for metric in shares
@@ -85,17 +97,21 @@ def add_work_metrics(
 def _doubts(work: Work) -> Iterator[Diagnostic]:
     """Doubts about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
-        yield diagnostics.make("no_work")
+        yield diagnostics.make(
+            "work_uncounted", why="by the count, a call computes nothing with the model's parameters"
+        )
     if work.is_random:
-        yield diagnostics.make("work_random")
+        yield diagnostics.make("work_uncounted", why="the model skips layers at random, and they are of one draw")
     if work.uncounted:
-        yield diagnostics.make("work_uncounted", ops=", ".join(work.uncounted))
+        yield diagnostics.make(
+            "work_uncounted", why=f"no FLOP formula for {', '.join(work.uncounted)}; they are lower bounds"
+        )
 
 
 def _rate(point: Point, work: Work) -> Metric:
     seconds = first_median(point, *DEVICE_TIMES, "latency", "throughput")
     value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
-    return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
+    return Metric.of(WORK_RATE, value, reason=reason)
 
 
 def _seconds_by_kind(
@@ -131,5 +147,5 @@ def _worth_of_tf32(work: Work, formats: Formats, peaks: Mapping[str, float | Non
 def _part(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
     call = loop_interval(point)
     if least_seconds is None or call is None:
-        return Metric(name=name, value=None, unit="1", reason=reason if least_seconds is None else "nothing was timed")
-    return Metric(name=name, value=least_seconds / call.value, unit="1")
+        return Metric.of(name, None, reason=reason if least_seconds is None else "nothing was timed")
+    return Metric.of(name, least_seconds / call.value)

@@ -14,6 +14,7 @@ from perfexp.errors import PerfexpError, Unsupported
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Execution, Precision, tf32
 from perfexp.models.torch_settings import apply_settings, unchanged_settings
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.work.operator_calls import OperatorCall
 
 #: Between a device's name and a call in the keys of the cache.
@@ -149,7 +150,7 @@ def workspace_bytes(call: OperatorCall, device: Device) -> int:
 
 
 def _peak_bytes(device: Device) -> int:
-    value = next((metric.value for metric in device.memory() if metric.name == "memory/peak_bytes"), None)
+    value = next((metric.value for metric in device.memory() if metric.name == PEAK_MEMORY), None)
     if value is None:
         raise Unsupported(f"{device.name} does not report its memory")
     return int(value)

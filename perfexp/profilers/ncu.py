@@ -151,13 +151,14 @@ class Ncu(Profiler):
         }
         forward, backward = within.get("forward", 0), within.get("backward", 0)
         if about.phase == "train" and 0 < backward < forward:
-            doubt = diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
+            lost = f"ncu saw {forward} kernels of the forward pass, but only {backward} of the backward pass"
+            doubt = diagnostics.make("profile_incomplete", reason=lost, advice=tools.LOST_BACKWARD)
             results.doubts.append(doubt)
         is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
         is_permitted = "ERR_NVGPUCTRPERM" not in said
         if not (is_permitted and is_named):
             why = "ncu named no range, so kernels have no phase" if is_permitted else _NOT_PERMITTED
-            results.doubts.append(diagnostics.make("profile_incomplete", reason=why))
+            results.doubts.append(diagnostics.make("profile_incomplete", reason=why, advice="see run.log"))
         return results
 
 

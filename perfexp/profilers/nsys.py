@@ -190,7 +190,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
-            f"perfexp stats {place.folder}",
+            f"perfexp stats {place.folder.parent}",
             files=[stream.name],
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
@@ -215,8 +215,10 @@ def _doubts(
 ) -> Iterator[Diagnostic]:
     if problems:
         reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
-        yield diagnostics.make("reports_missing", reports=reports)
+        advice = "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT"
+        yield diagnostics.make("profile_incomplete", reason=f"nsys created no {reports}", advice=advice)
     kernels = {entry["name"]: entry["kernels"] for entry in ranges}
     forward, backward = kernels.get("forward", 0), kernels.get("backward", 0)
     if whole == WHOLE["train"] and "backward" in kernels and backward < forward:
-        yield diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)
+        reason = f"nsys saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass"
+        yield diagnostics.make("profile_incomplete", reason=reason, advice=tools.LOST_BACKWARD)

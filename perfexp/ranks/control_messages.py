@@ -171,11 +171,21 @@ class Follower:
 
     def follow(self, point: Point, member: Member) -> None:
         """Make the calls of the first rank's messages until it closes the connection."""
-        messages = self._messages()
-        for name, content in messages:
-            if name == "open":
-                with point(msgspec.convert(content, Key)) as (step, first), undisturbed():
-                    self._follow(messages, step, first, member)
+        with ExitStack() as opened:
+            for name, content in self._messages():
+                if name == "open":
+                    step, first = opened.enter_context(point(msgspec.convert(content, Key)))
+                    opened.enter_context(undisturbed())
+                elif name == "call":
+                    step.call()
+                elif name == "segment":
+                    step.segments[content][1]()
+                elif name == "first":
+                    first()
+                elif name == "burst":
+                    member.burst(step, content["calls"], Sharing(content["sharing"]))
+                elif name == "close":
+                    opened.close()
 
     def linger(self) -> None:
         """After an error, wait for the first rank: it may be recording the same error, and then ends this process."""
@@ -187,21 +197,6 @@ class Follower:
     def close(self) -> None:
         """Close the connection, from which the first rank notices that this one has left."""
         self._file.close()
-
-    def _follow(
-        self, messages: Iterator[tuple[str, Any]], step: Step, first: Callable[[], object], member: Member
-    ) -> None:
-        for name, content in messages:
-            if name == "call":
-                step.call()
-            elif name == "segment":
-                step.segments[content][1]()
-            elif name == "first":
-                first()
-            elif name == "burst":
-                member.burst(step, content["calls"], Sharing(content["sharing"]))
-            elif name == "close":
-                return
 
     def _messages(self) -> Iterator[tuple[str, Any]]:
         for line in self._file:

@@ -17,6 +17,7 @@ from perfexp.modes import Step
 from perfexp.ranks import Burst, ProcessGroup
 from perfexp.records import diagnostics
 from perfexp.records.point_times import loop_interval
+from perfexp.records.quantities import COMMUNICATION, CONTENTION, EFFICIENCY, RANK_RATE, RANKS_RATE, STATISTICS, member
 from perfexp.records.record import Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -26,10 +27,8 @@ _BURST_SECONDS = 0.05
 _CALLS, _LONGEST_SECONDS = 4, 0.2
 #: Rounds, the first of which are warm-up: the first bursts of a kind may still choose kernels.
 _ROUNDS, _WARMUP = 22, 2
-_EFFICIENCY, _COMMUNICATION = "ranks/scaling_efficiency", "ranks/communication_share"
-_STATISTICS, _CONTENTION = "ranks/statistics_share", "ranks/contention_share"
 #: Figure that is missing without bursts of a kind.
-_FIGURES = {Sharing.nothing: _STATISTICS, Sharing.alone: _EFFICIENCY}
+_FIGURES = {Sharing.nothing: STATISTICS, Sharing.alone: EFFICIENCY}
 #: Relative difference between bursts of all ranks and the first rank's calls from which the point is qualified.
 _TOLERANCE = 0.05
 
@@ -61,7 +60,7 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
             if error := next((burst.error for burst in bursts if burst.error), None):
                 del rounds_of[kind]
                 reason = f"one rank by itself can't make the call: {error}"
-                point.metrics.append(Metric(name=_FIGURES[kind], value=None, unit="1", reason=reason))
+                point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))
     for kind, rounds in rounds_of.items():
         samples = [_seconds(bursts[:1] if kind is Sharing.alone else bursts) / calls for bursts in rounds]
         stop = Stop(reason="fixed", achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width)
@@ -80,25 +79,25 @@ def _of(point: Point, sharing: Sharing) -> list[float]:
 
 def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, size: int) -> None:
     of_all, batch = _of(point, Sharing.all), point.key.batch_size
-    rates = {"samples_per_second": batch * size / fmean(of_all)}
+    rates = {RANKS_RATE: batch * size / fmean(of_all)}
     for number in range(size):
         own = [_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
-        rates[f"{number}/samples_per_second"] = batch / fmean(own)
-    point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
+        rates[member(RANK_RATE, number)] = batch / fmean(own)
+    point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
     parts = {kind: [part / whole for part, whole in zip(_of(point, kind), of_all, strict=False)] for kind in Sharing}
     shares = {
-        _EFFICIENCY: parts[Sharing.alone],
-        _COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]],
-        _STATISTICS: _differences(parts[Sharing.no_gradients], parts[Sharing.nothing]),
-        _CONTENTION: _differences(parts[Sharing.nothing], parts[Sharing.alone]),
+        EFFICIENCY: parts[Sharing.alone],
+        COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]],
+        STATISTICS: _differences(parts[Sharing.no_gradients], parts[Sharing.nothing]),
+        CONTENTION: _differences(parts[Sharing.nothing], parts[Sharing.alone]),
     }
     point.facts["ranks"] = {}
     for name, of_rounds in shares.items():
         if of_rounds:
             share = estimators.median_interval(of_rounds)
-            point.metrics.append(Metric(name=name, value=share.value, unit="1"))
+            point.metrics.append(Metric.of(name, share.value))
             point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
-            if name == _EFFICIENCY and share.high is not None and share.high * size < 1:
+            if name == EFFICIENCY and share.high is not None and share.high * size < 1:
                 ratio = share.value * size
                 slower = diagnostics.make("multi_gpu_slower", ratio=ratio, count=size, fewer=1, scope="")
                 point.doubts.append(slower)

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -55,6 +54,13 @@ class Instructions(msgspec.Struct, kw_only=True):
     secret: str
 
 
+class _Report(msgspec.Struct):
+    """A rank that failed, as its node's launcher reports it."""
+
+    rank: int
+    end: start.Ended
+
+
 def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, emit: Events) -> int:
     """Start the ranks on all nodes of this job, wait until all have ended, and return the exit code of a worker.
 
@@ -63,17 +69,17 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
     Args:
         command: command of a rank; the environment sets its number.
         port: first of two ports of this node at which the ranks connect; None for free ones.
-        emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
+        emit: pipe to which the first rank sends its events, and which gets `finished` at the end, or `failed`.
     """
     scheduler.require_nodes(nodes)
     ports = _free_ports() if port is None else (port, port + 1)
     for number in ports if port is not None else ():
         start.refuse_busy(number, "")
-    outcome, failures = start.Outcome(emit), dict[int, start.Ended]()
-    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name, start.Relay(Path(name), outcome.take):
+    failures: dict[int, start.Ended] = {}
+    with start.folder_of(emit) as folder:
         instructions = Instructions(
             command=list(command),
-            folder=name,
+            folder=str(folder),
             nodes=nodes,
             per_host=per_host,
             run_id=uuid.uuid4().hex,
@@ -81,15 +87,14 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
             messages_port=ports[1],
             secret=secrets.token_hex(16),
         )
-        code = _start(instructions, outcome, failures)
-    is_unexplained = all(end.exitcode == start.RANK_LOST for end in failures.values()) and not outcome.rank_error
-    if code and is_unexplained and outcome.exit_code is None:
+        code = _start(instructions, failures)
+    if code and all(end.exitcode == start.RANK_LOST for end in failures.values()):
         emit("failed", message=f"srun ended with code {code}; see run.log", status="killed")
         return 1
-    return start.report(failures, outcome, nodes * per_host, emit)
+    return start.report(failures, nodes * per_host, emit)
 
 
-def _start(instructions: Instructions, outcome: start.Outcome, failures: dict[int, start.Ended]) -> int:
+def _start(instructions: Instructions, failures: dict[int, start.Ended]) -> int:
     """Run a task on each node, take its reports, and return the exit code of srun."""
     command = [
         *("srun", f"--nodes={instructions.nodes}", f"--ntasks={instructions.nodes}", "--ntasks-per-node=1"),
@@ -105,12 +110,9 @@ def _start(instructions: Instructions, outcome: start.Outcome, failures: dict[in
         with suppress(BrokenPipeError):  # srun reports why it ended
             process.stdin.write(msgspec.json.encode(instructions) + b"\n")  # it stays open: a task ends with it
         for line in process.stdout:
-            with suppress(ValueError, KeyError, TypeError):  # the prolog of a site may write there, too
-                event = json.loads(line)
-                if event["event"] == "ended":
-                    failures[int(event["rank"])] = start.Ended(event["pid"], event["code"], event["node"])
-                elif event["event"] == "rank":
-                    outcome.take(event)
+            with suppress(msgspec.DecodeError):  # the prolog of a site may write there, too
+                report = msgspec.json.decode(line, type=_Report)
+                failures[report.rank] = report.end
         return process.wait()
 
 
@@ -126,13 +128,10 @@ def main() -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
-        if node:
-            with start.Relay(Path(name), _print):
-                failures = _launch(instructions, Path(name), node, host)
-        else:  # its ranks send their events to the worker
-            failures = _launch(instructions, Path(instructions.folder), node, host)
-    for rank, end in failures.items():
-        _print({"event": "ended", "rank": rank, "pid": end.pid, "code": end.exitcode, "node": scheduler.node()})
+        folder = Path(name if node else instructions.folder)  # the first rank's events go to the worker
+        failures = _launch(instructions, folder, node, host)
+    for rank, end in failures.items():  # SLURM passes on whole lines of up to 1,024 bytes
+        print(json.dumps({"rank": rank, "end": end._replace(node=scheduler.node())}), flush=True)
     if failures:
         time.sleep(_REPORT_SECONDS)
     return 1 if failures else 0
@@ -150,12 +149,6 @@ def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> d
     return start.launch(
         instructions.command, folder, per_host=instructions.per_host, settings=settings, nodes=instructions.nodes
     )
-
-
-def _print(event: dict[str, Any]) -> None:
-    """Write an event as the line in which its rank sent it: SLURM passes on whole lines of up to 1,024 bytes."""
-    sys.stdout.buffer.write(json.dumps(event).encode() + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _end_with_input() -> None:

@@ -1,63 +1,55 @@
-"""Start the ranks of a host with torch's elastic launcher, relay their events, and report which of them died."""
+"""Start the ranks of a host with torch's elastic launcher, and report which of them died."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import tempfile
-import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfexp.errors import UserError
-from perfexp.host.process import MessageError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.ranks.meeting import pipe
-from perfexp.records import messages
 from perfexp.records.messages import Events
 
 #: Exit codes of the first rank where another rank has ended, or where the recorded error of a point left the ranks out
 #: of step. Any other code is that of a worker.
 RANK_LOST, OUT_OF_STEP = 76, 75
+#: Exit codes of the first rank after the event of its own error.
+REPORTED = (PerfexpError.exit_code, UserError.exit_code)
 
 #: Interval of the launcher's checks for ranks that ended; each one wakes it while calls are timed.
 _CHECK_SECONDS = 1.0
-_END = b'{"event": "end"}\n'
 
 
 class Ended(NamedTuple):
-    """A rank that failed: its process, its exit code or minus the number of a signal, and its node among several."""
+    """A rank that failed: its process, its exit code or minus the number of a signal, and its node among several.
+
+    A rank that follows leaves its error: `message`, `status` of the point, and `timestamp`.
+    """
 
     pid: int
     exitcode: int
+    error: dict[str, Any] | None = None
     node: str = ""
 
 
-class Outcome:
-    """What the ranks report of themselves; it passes their other events on."""
-
-    def __init__(self, emit: Events) -> None:
-        self.exit_code: int | None = None  # of the first rank, if it reported why it could not go on
-        self.rank_error: dict[str, Any] | None = None  # the first that a rank which follows reported
-        self._emit = emit
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Take the next event."""
-        if event["event"] == "rank":
-            self.rank_error = self.rank_error or event
-            return
-        if event["event"] in ("refused", "failed"):
-            self.exit_code = int(event.get("exit_code", 1))
-        self._emit(event.pop("event"), **event)
-
-
-def events_pipe(folder: Path) -> Path:
-    """Return the path of the pipe through which the ranks send events."""
+def events_path(folder: Path) -> Path:
+    """Return the path through which the first rank sends its events to the parent of the worker."""
     return folder / "events"
+
+
+@contextmanager
+def folder_of(emit: Events) -> Iterator[Path]:
+    """While entered, the ranks have this folder for their pipes, in which the worker's own pipe has a name."""
+    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
+        events_path(Path(name)).symlink_to(f"/proc/{os.getpid()}/fd/{emit.descriptor}")
+        yield Path(name)
 
 
 def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) -> int:
@@ -68,19 +60,15 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
     Args:
         command: command of a rank, to which the folder of the pipes is added; the environment sets its number.
         port: port of this host at which the ranks connect; None for a free one.
-        emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
+        emit: pipe to which the first rank sends its events, and which gets `finished` at the end, or `failed`.
     """
     if port is not None:
         refuse_busy(port)
-    outcome = Outcome(emit)
-    with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
-        folder = Path(name)
+    with folder_of(emit) as folder:
         for number in range(1, size):
             os.mkfifo(pipe(folder, number), 0o600)
-        with Relay(folder, outcome.take):
-            settings = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port or 0}", "local_addr": "127.0.0.1"}
-            failures = launch(command, folder, per_host=size, settings=settings)
-    return report(failures, outcome, size, emit)
+        settings = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port or 0}", "local_addr": "127.0.0.1"}
+        return report(launch(command, folder, per_host=size, settings=settings), size, emit)
 
 
 def launch(
@@ -108,15 +96,16 @@ def launch(
     try:
         elastic_launch(launch_config, command[0])(*command[1:], f"--ranks={folder}", f"--parent={os.getpid()}")
     except ChildFailedError as error:
-        return {rank: Ended(end.pid, end.exitcode) for rank, end in error.failures.items()}
+        return {rank: Ended(end.pid, end.exitcode, end.error_file_data) for rank, end in error.failures.items()}
     return {}
 
 
-def report(failures: Mapping[int, Ended], outcome: Outcome, size: int, emit: Events) -> int:
+def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
     """Send the event of the end, with the ranks that failed first, and return the exit code of a worker."""
-    if outcome.exit_code is not None:  # the first rank has reported the reason itself
-        return outcome.exit_code
-    if not failures or (0 in failures and failures[0].exitcode == OUT_OF_STEP):
+    first = failures[0].exitcode if 0 in failures else 0
+    if first in REPORTED:
+        return first
+    if not failures or first == OUT_OF_STEP:
         emit("finished")
         return 0
     # the launcher terminates the others by SIGTERM, and the first rank leaves when another is lost
@@ -134,40 +123,13 @@ def report(failures: Mapping[int, Ended], outcome: Outcome, size: int, emit: Eve
             for rank in killed
         )
         emit("failed", message=f"{who}{hint}; see run.log", status="killed")
-    elif outcome.rank_error is not None:
-        emit("failed", message=outcome.rank_error["message"], status=outcome.rank_error["status"])
+    elif errors := [end.error for end in failures.values() if end.error and "status" in end.error]:
+        error = min(errors, key=itemgetter("timestamp"))
+        emit("failed", message=error["message"], status=error["status"])
     else:
         codes = " and ".join(f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes)
         emit("failed", message=f"{codes}; see run.log")
     return 1
-
-
-class Relay:
-    """While entered, passes on the events that ranks of this host write into a pipe, in a thread of its own."""
-
-    def __init__(self, folder: Path, take: Callable[[dict[str, Any]], None]) -> None:
-        self._path, self._take = events_pipe(folder), take
-
-    def __enter__(self) -> None:
-        os.mkfifo(self._path, 0o600)
-        self._descriptor = os.open(self._path, os.O_RDWR)  # its own writer: the pipe has no end of file
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def __exit__(self, *failure: object) -> None:
-        os.write(self._descriptor, _END)
-        self._thread.join()
-        os.close(self._descriptor)
-
-    def _run(self) -> None:
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            for line in file:
-                if line == _END:
-                    return
-                with suppress(ValueError, RecursionError, MessageError):  # a rank was terminated while it wrote
-                    event = json.loads(line)
-                    messages.check(event)
-                    self._take(event)
 
 
 def refuse_busy(port: int, host: str = "127.0.0.1") -> None:

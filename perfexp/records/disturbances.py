@@ -43,7 +43,7 @@ def judge_pace(point: Point) -> list[Diagnostic]:
 def confirmed(point: Point) -> list[Diagnostic]:
     """Return the stored diagnostics of a point, without a `clock_moved` that its readings do not show by this rule."""
     is_disproved = point.facts.get("clock_hertz") and not judge_clocks([point.facts])
-    return [diagnostic for diagnostic in point.doubts if not (is_disproved and diagnostic.code == "clock_moved")]
+    return diagnostics.without(point.doubts, "clock_moved") if is_disproved else list(point.doubts)
 
 
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:

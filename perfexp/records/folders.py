@@ -7,17 +7,21 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from perfexp.records.paths import REPLACEMENT
 from perfexp.records.sweep_record import Sweep, SweepChild
 
 #: Folder of the artifacts, beside the database; MLflow's own servers use the same name.
 ARTIFACTS = "mlartifacts"
+#: Folders that are skipped.
+_SKIPPED = (ARTIFACTS, REPLACEMENT)
 #: Limit on nested folders; perfexp creates three levels.
 _DEEPEST = 40
 
 
 def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the files with one of these names in and below a folder; links and tracking stores' artifacts are skipped.
+    """Yield the files with one of these names in and below a folder; links are skipped.
 
+    So are the artifacts of tracking stores, and runs that are still being replaced (`--overwrite`).
     `refused` is called with the error of each folder that cannot be read.
     """
     waiting = [(folder, 0)]
@@ -29,7 +33,7 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest
         except OSError as error:
             refused(error)
             continue
-        inner = sorted(name for name, entry in children.items() if name != ARTIFACTS and entry.is_dir())
+        inner = sorted(name for name, entry in children.items() if name not in _SKIPPED and entry.is_dir())
         yield from (parent / name for name in names if name in children and not children[name].is_dir())
         if inner and depth >= deepest:
             refused(OSError(errno.ELOOP, f"more than {deepest} nested folders; deeper ones are skipped", str(parent)))

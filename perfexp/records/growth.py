@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Key, Record, Status, is_layers, timed_key, without_replicate
 from perfexp.records.units import format_bytes
 from perfexp.statistics import estimators, scaling
@@ -33,8 +34,6 @@ _RATE_TOLERANCE = 0.05
 _WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
 #: Limit on characters of a kernel's name, which may have thousands.
 _LONGEST_NAME = 72
-#: Metric of the peak memory.
-_PEAK_MEMORY = "memory/peak_bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +180,14 @@ def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.boo
     """Whether each size (column) takes less time than a smaller one (row), beyond both intervals and the tolerance."""
     lows, highs = (np.array([getattr(_median(row), end) for row in group], dtype=float) for end in ("low", "high"))
     pixels = np.array([row.key.pixels for row in group])
-    falls = np.zeros((len(group), len(group)), dtype=bool)
-    for index in range(len(group)):  # row by row: a whole matrix of floats takes eight times the memory
-        falls[index] = (highs < lows[index]) & (medians < (1 - _FALL_TOLERANCE) * medians[index])
-        falls[index] &= pixels > pixels[index]
-    return falls
+    is_less = (highs < lows[:, None]) & (medians < ((1 - _FALL_TOLERANCE) * medians)[:, None])
+    return is_less & (pixels > pixels[:, None])
 
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
     """A peak memory far above that of both neighbors: a workspace, so another algorithm of cuDNN."""
-    peaks = [peak for other in neighbors if (peak := _peak(other))]
-    own, most = _peak(row), max(peaks, default=None)
+    peaks = [peak for other in neighbors if (peak := other.value(PEAK_MEMORY))]
+    own, most = row.value(PEAK_MEMORY), max(peaks, default=None)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
         return ""
     return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
@@ -206,10 +202,6 @@ def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, S
         return ""
     more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
     return f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}{more}"
-
-
-def _peak(row: Row) -> float | None:
-    return next((metric.value for metric in row.metrics if metric.name == _PEAK_MEMORY), None)
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:

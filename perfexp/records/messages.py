@@ -46,8 +46,6 @@ _REQUIRED = {
     "failed": ("message",),
     "refused": ("message", "exit_code"),
     "part": ("name", "answer"),
-    "memory": ("answer",),
-    "algorithms": ("answer",),
 }
 
 
@@ -66,22 +64,26 @@ class Events:
     """Sender of progress messages to the parent process through a pipe; the descriptor None sends nothing."""
 
     def __init__(self, descriptor: int | None) -> None:
-        self._descriptor, self._process = descriptor, os.getpid()
+        self.descriptor, self._process = descriptor, os.getpid()
 
     def __call__(self, event: str, **details: Any) -> None:
         """Send one message. It is never called while a call is timed."""
         self.end_copy()
-        if self._descriptor is None:
+        if self.descriptor is None:
             return
         try:
-            os.write(self._descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
+            os.write(self.descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
         except OSError:  # the parent has terminated, and this process follows
-            self._descriptor = None
+            self.descriptor = None
 
     def end_copy(self) -> None:
         """End a process that the measured code has forked from the one that reports: only that one writes results."""
         if os.getpid() != self._process:
             os._exit(1)
+
+    def block(self, text: str, **details: Any) -> None:
+        """Report what this process does now."""
+        self("block", text=text, **details)
 
     def point(self, key: Key) -> None:
         """Report that the measurement of a point begins."""

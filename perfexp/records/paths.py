@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -27,8 +26,8 @@ _ARTIFACT = re.compile(
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
-#: Key in a manifest: the folder to which `--overwrite` moves earlier results until there are others.
-_REPLACED = "replaced"
+#: Folder in that of a run into which `--overwrite` measures, until all is measured.
+REPLACEMENT = ".replacement"
 #: Folder of checkpoints in that of a run: the only one with files that the run wrote.
 CHECKPOINTS = "checkpoints"
 #: Folder of the output of jobs in that of a sweep.
@@ -79,19 +78,6 @@ def is_own_place(name: str) -> bool:
     return Path(name).name == name or (name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name))
 
 
-def _discarded(aside: Path) -> Path:
-    """Return the name that a folder of replaced results has while it is removed."""
-    return aside.with_name(aside.name.replace("replaced", "discarded"))
-
-
-def _remove(discarded: Path) -> None:
-    """Remove a folder of replaced results; raises `UserError` for one that perfexp did not make."""
-    try:
-        shutil.rmtree(discarded)
-    except RecursionError as error:
-        raise UserError(f"{discarded} has too many nested folders. Remove it.") from error
-
-
 def refuse_link(folder: Path) -> None:
     """Raise `UserError` for a link in place of a folder that the user did not name: it may lead anywhere."""
     if folder.is_symlink():
@@ -127,7 +113,8 @@ class _Folder:
             if self.uid is None and self.manifest.exists():
                 raise UserError(f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR.")
             if self.uid is None:
-                self._begin_manifest(uid, sweep)
+                owner = {"sweep": sweep} if sweep else {}
+                self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
             self.claim(self.manifest, *self.usual)
         except OSError as error:
             raise UserError(
@@ -193,10 +180,6 @@ class _Folder:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def _begin_manifest(self, uid: str | None, sweep: str | None, **more: str) -> None:
-        owner = {"sweep": sweep} if sweep else {}
-        self._write({"perfexp": uid or uuid.uuid4().hex, **owner, **more, "files": []})
-
     def _write(self, manifest: dict[str, Any]) -> None:
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 
@@ -253,77 +236,54 @@ class RunPaths(_Folder):
         self.report = self.root / "report.md"
         self.predicted = self.root / "predicted.jsonl"
         self.refusal = self.root / "refused.txt"
+        self.profile = self.root / ".profile"
         self.lock = self.log
         self.usual = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
-        self._aside: Path | None = None
 
-    def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run, no foreign files, into a folder of their own, for a run of a sweep, if any.
+    def replacement(self) -> RunPaths:
+        """Return the folder in this one into which `--overwrite` measures; both have one log and one lock."""
+        inner = RunPaths(self.root / REPLACEMENT)
+        refuse_link(inner.root)
+        inner.log = inner.lock = self.log
+        return inner
 
-        The manifest names that folder before it is made, so that `recover_results` finds it after a crash; it has a
-        manifest of its own once everything is in it.
+    def put_in_place(self) -> None:
+        """Replace the results here, no foreign files, by a replacement that is complete: it has a record.
+
+        After a crash another call completes it: the record is the last file that is moved.
         """
-        self._aside = self.root / f".replaced-{uuid.uuid4().hex[:8]}"
-        self._write({**self._manifest(), _REPLACED: self._aside.name})
-        self._aside.mkdir()
-        for path in self._results():
-            place = self._aside / path.relative_to(self.root)
-            place.parent.mkdir(exist_ok=True)
-            path.rename(place)
-        write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
-        self._begin_manifest(None, sweep, **{_REPLACED: self._aside.name})
-        self.create()
-
-    def restore_results(self) -> None:
-        """Undo `move_results`, as nothing was measured in place of what it moved."""
-        if self._aside is None:
+        inner = self.replacement()
+        if not untrusted.is_regular(inner.record):
             return
-        manifest = self._aside / self.manifest.name
-        if manifest.exists():  # first: another attempt after a crash takes what has returned for nobody's
-            for path in self._results():
+        refuse_link(inner.root / CHECKPOINTS)
+        earlier, names = self.claimed(), inner.claimed()
+        for path in self.results():
+            if path.relative_to(self.root).as_posix() not in names:
                 path.unlink()
-            manifest.rename(self.manifest)
-        folder = self._aside / CHECKPOINTS
-        refuse_link(folder)
-        for path in [*self._aside.iterdir(), *(folder.iterdir() if folder.is_dir() else ())]:
-            name = path.relative_to(self._aside).as_posix()
-            if self._is_result(name) and untrusted.is_regular(path):
-                path.rename(self.root / name)
-        self.delete_moved_results()
+        self._write(inner._manifest())
+        for path in sorted(inner.results(), key=inner.record.__eq__):
+            name = path.relative_to(inner.root).as_posix()
+            if name in earlier or not os.path.lexists(self.root / name):
+                (self.root / name).parent.mkdir(exist_ok=True)
+                path.replace(self.root / name)
+        inner.remove()
 
-    def delete_moved_results(self) -> None:
-        """Remove what `move_results` moved, as something was measured in its place."""
-        if self._aside is None:
-            return
-        discarded = _discarded(self._aside)
-        self._aside.rename(discarded)
-        _remove(discarded)
-        self._write({key: value for key, value in self._manifest().items() if key != _REPLACED})
-        self._aside = None
+    def remove(self) -> None:
+        """Remove the results here, and the folder unless it has foreign files."""
+        for path in [*self.results(), self.manifest]:
+            path.unlink(missing_ok=True)
+        for folder in (self.root / CHECKPOINTS, self.root):
+            with suppress(OSError):
+                folder.rmdir()
 
-    def recover_results(self) -> None:
-        """Complete what a killed process left of `restore_results` or `delete_moved_results`, or undo its move."""
-        name = self._manifest().get(_REPLACED)
-        if not isinstance(name, str) or not re.fullmatch(r"\.replaced-[0-9a-f]{8}", name):
-            return
-        aside = self.root / name
-        discarded = _discarded(aside)
-        for folder in (aside, discarded):
-            refuse_link(folder)
-        if aside.is_dir():
-            self._aside = aside
-            self.restore_results()
-        if discarded.is_dir():
-            _remove(discarded)
-
-    def _results(self) -> list[Path]:
+    def results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves."""
         names = filter(self._is_result, self.claimed())
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
 
     def _is_result(self, name: str) -> bool:
         """Whether a run leaves a file of this name here, other than its log, which is its lock."""
-        own = {path.name for path in (*self.usual, self.refusal) if path != self.log}
+        own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
         return is_own_place(name) and (name in own or is_artifact(Path(name).name))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from perfexp.records import diagnostics
 from perfexp.records.point_times import DEVICE_TIMES, is_forked, is_of_gpu
 from perfexp.records.record import Point, Record
 from perfexp.statistics.prior import Prior
@@ -18,8 +19,6 @@ from perfexp.statistics.prior import Prior
 TABLE = Path(__file__).with_name("process_priors.json")
 #: Class of host times that the device does not limit.
 HOST_BOUND = "host-bound"
-#: Diagnostics of other work beside a measurement, which says nothing of the next one.
-DISTURBED = frozenset({"busy_host", "shared_device", "shared_host", "shared_node", "pace_changed"})
 #: Figures other than the host's times, by their class.
 _CLASSES = dict.fromkeys((*DEVICE_TIMES, "cycles", "energy"), "device") | {"memory": "memory"}
 #: Figures in proportion to a mean time.
@@ -82,6 +81,6 @@ def _of_other_work(point: Point) -> float:
     The call waits for its slowest thread, which shares its core with other processes for a part of the time.
     """
     cores = point.facts.get("other_cpu_cores")
-    if not isinstance(cores, float) or all(doubt.code != "busy_host" for doubt in point.doubts):
+    if not isinstance(cores, float) or not diagnostics.has(point.doubts, "busy_host"):
         return 0.0
     return math.log1p(min(max(cores, 0.0), 1.0))

@@ -14,16 +14,9 @@ from perfexp.statistics.estimators import Interval
 BASELINES = ("default", "benchmark")
 #: Parts of the names of engines that multiply less than the convolution's definition.
 _MULTIPLY_LESS = ("winograd", "fft")
-#: Name of the metric of `promised`, before the baseline.
-PROMISED = "algorithm/promised_speedup_over_"
 
 #: Layer and pass.
 LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
-
-
-def is_speedup(name: str) -> bool:
-    """Whether a metric is a speedup of the model or its layers over a baseline."""
-    return name.startswith("algorithm/") and "speedup_over_" in name
 
 
 def passes(point: Point) -> Iterator[LayerPass]:

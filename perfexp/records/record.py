@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,7 +15,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records import old_names
+from perfexp.records import old_names, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.prior import Prior
 
@@ -225,12 +226,6 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return own | {metric.name: metric.value for metric in self.metrics}
 
 
-#: Units of metrics that are compared or summed up: at the end of the names in these groups, and of some others.
-_GROUPS = ("algorithm", "compile", "energy", "loop", "memory", "train", "work")
-_AT_END = ("bytes", "seconds", "joules", "watts")
-_OTHERS = {"accuracy": "1", "device/cycles_per_call": "1", "epoch_seconds": "seconds"}
-
-
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A single figure of a point.
 
@@ -252,12 +247,10 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     low: _Value | None = None
     high: _Value | None = None
 
-    @property
-    def own_unit(self) -> str:
-        """The unit that a metric of this name has; its unit where its name is nobody's."""
-        group, _, name = self.name.rpartition("/")
-        last = name.rpartition("_")[2]
-        return last if group in _GROUPS and last in _AT_END else _OTHERS.get(self.name, self.unit)
+    @classmethod
+    def of(cls, name: str, value: float | None, **further: Any) -> Metric:
+        """Return a metric of the registry, whose unit its name has."""
+        return cls(name=name, value=value, unit=quantities.named(name).unit, **further)
 
 
 class _LayerKey(msgspec.Struct):
@@ -379,7 +372,7 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, weakref=True):
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Complete result of one run; record.json.
 
     Attributes:
@@ -479,8 +472,9 @@ def _check_points(points: Sequence[Point]) -> None:
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")
     for metric in (metric for point in points for metric in point.metrics):
-        if metric.value is not None and metric.unit != metric.own_unit:
-            raise msgspec.ValidationError(f"{metric.name} is in {metric.unit!r}, not in {metric.own_unit!r}")
+        own_unit = quantities.of(metric).unit
+        if metric.value is not None and metric.unit != own_unit:
+            raise msgspec.ValidationError(f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}")
 
 
 def point_to_line(point: Point) -> bytes:
@@ -523,6 +517,11 @@ def missing(keys: Iterable[Key], path: Path) -> list[Key]:
     """The keys without a result in a points.jsonl."""
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
+
+
+def timestamp() -> str:
+    """Return the time now, as a record has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def overall_status(points: Iterable[Point]) -> Status:

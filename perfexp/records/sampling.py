@@ -37,7 +37,7 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
     time = summary_of(series, ())
     found = []
     if time.drift is not None:
-        found.append(diagnostics.make("drift", relative=time.drift.relative))
+        found.append(_moved(time.drift.relative, "from the first third of the samples to the last"))
     target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
     effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
     narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
@@ -45,7 +45,11 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
         reached = _reached(achieved, target)
         advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
         whole = int(effective)
-        found.append(diagnostics.make("too_few_samples", n=time.n, effective=whole, reached=reached, advice=advice))
+        found.append(
+            diagnostics.make(
+                "too_few_samples", n=time.n, effective=whole, width=achieved, reached=reached, advice=advice
+            )
+        )
     return found
 
 
@@ -65,7 +69,11 @@ def _trend(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     relative = medians[-1] / medians[0] - 1
     if abs(relative) < _TREND_FLOOR:
         return []
-    return [diagnostics.make("processes_drift", processes=len(medians), relative=relative)]
+    return [_moved(relative, f"in one direction over {len(medians)} processes")]
+
+
+def _moved(relative: float, between: str) -> Diagnostic:
+    return diagnostics.make("drift", relative=relative, changes=f"the median moved by {relative:+.1%} {between}")
 
 
 def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
+from statistics import fmean, geometric_mean, median, variance
 
+import msgspec
 import numpy as np
 
-from perfexp.records import disturbances, estimates, growth, idleness, priors, races, sampling
+from perfexp.records import diagnostics, disturbances, growth, idleness, priors, quantities, races, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
+    first_median,
     is_of_gpu,
+    loop_interval,
     samples_per_call,
     series_of,
     summary_of,
 )
-from perfexp.records.processes import by_point, comparable, interrupted, joined, pooled_metrics
+from perfexp.records.quantities import ACCURACY, CYCLES, IMAGE_ENERGY, PEAK_MEMORY, Pooled
 from perfexp.records.record import (
     Key,
     Metric,
@@ -29,15 +34,22 @@ from perfexp.records.record import (
     Status,
     without_replicate,
 )
-from perfexp.statistics import blockwise, estimators, variance
+from perfexp.statistics import blockwise, estimators
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.moderated import Repeats, around
 from perfexp.statistics.prior import Prior
+from perfexp.statistics.variance import combined
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
-#: State and rows of records that are in use.
-_known: dict[int, tuple[tuple[object, ...], list[Row]]] = {}
+#: Single figures by which the processes of a point are compared, with their metrics.
+SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
+#: What becomes of the values of several processes.
+_POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
+    Pooled.LARGEST: max,
+    Pooled.MEDIAN: median,
+    Pooled.GEOMETRIC_MEAN: geometric_mean,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +68,7 @@ class Row:
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
         figures: figures of each process with their prior, by measure: each time's median in seconds, `p95` of latency,
-            and `samples_per_second`.
+            `samples_per_second`, those of `SINGLES`, and `epoch` and `runtime` of whole epochs.
         bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
@@ -81,6 +93,28 @@ class Row:
     own_choice: float = 0.0
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric with this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """The value of the metric with this name; None without one."""
+        metric = self.metric(name)
+        return metric.value if metric else None
+
+    def basis(self, metric: Metric) -> estimators.Interval | None:
+        """The time or rate that a metric is computed from; None for metrics of their own."""
+        pooled = quantities.of(metric).pooled
+        if pooled is Pooled.BY_TIME:
+            return self.time.median if self.time else None
+        return self.samples_per_second if pooled is Pooled.BY_RATE else None
+
+    def marked(self, metric: Metric) -> Metric:
+        """The metric, estimated if what it is computed from has no interval."""
+        basis = self.basis(metric)
+        is_estimate = metric.value is not None and basis is not None and basis.low is None
+        return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
 
     @property
     def time(self) -> blockwise.Summary | None:
@@ -115,24 +149,15 @@ class Row:
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined.
 
-    Every table, plot and text of a record begins with them, so they are computed once as long as the record stays what
-    it is. Lists that are replaced or change their length are noticed, and a point's other status or error; an element
-    that is edited in place is not.
+    Every table, plot and text of a record begins with them, so the record keeps them as long as it has the same points
+    and priors. Of a point that is edited in place, only another status or error is noticed.
     """
-    state = _state(record)
-    known = _known.get(id(record))
-    if known is None:
-        weakref.finalize(record, _known.pop, id(record), None).atexit = False
-    if known is None or known[0] != state:
-        _known[id(record)] = known = (state, _rows(record))
-    return list(known[1])
-
-
-def _state(record: Record) -> tuple[object, ...]:
-    """What shows that a record has other results, diagnostics or priors than before."""
-    parts = (part for point in record.points for part in (point.series, point.metrics, point.doubts, point.facts))
-    lists = [(id(part), len(part)) for part in (record.points, record.priors, *parts)]
-    return requested_percentiles(record), [(point.status, point.error) for point in record.points], lists
+    ends = [(id(point), point.status, point.error) for point in record.points]
+    state = (ends, id(record.priors), len(record.priors), requested_percentiles(record))
+    kept = vars(record)
+    if kept.get("state") != state:
+        kept.update(state=state, rows=_rows(record))
+    return list(kept["rows"])
 
 
 def _rows(record: Record) -> list[Row]:
@@ -143,7 +168,7 @@ def _rows(record: Record) -> list[Row]:
     known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
     known = [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
-    return [replace(each, metrics=estimates.marked(each)) for each in known]
+    return [replace(each, metrics=tuple(map(each.marked, each.metrics))) for each in known]
 
 
 def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
@@ -181,7 +206,7 @@ def row(
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
-            together = variance.combined(
+            together = combined(
                 [summary_of(one, percentiles) for one in series],
                 [np.asarray(one.measured) for one in series],
                 time=prior(name),
@@ -202,7 +227,7 @@ def row(
         series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
-        figures=figures,
+        figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
         bound_by=bound_by,
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
@@ -228,10 +253,10 @@ def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, block
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += sampling.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # the interval of their mean is what counts
-            doubts = [item for item in doubts if item.code != "too_few_samples"]
+            doubts = diagnostics.without(doubts, "too_few_samples")
     doubts = idleness.judge(first, doubts)
     doubts += disturbances.judge_pace(first)
-    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
+    if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return doubts
 
@@ -246,3 +271,125 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
+
+
+def by_point(record: Record) -> dict[Key, list[Point]]:
+    """The results of the processes by their point, the first process first."""
+    groups: dict[Key, list[Point]] = {}
+    for point in record.points:
+        if point.key.is_timed:
+            groups.setdefault(without_replicate(point.key), []).append(point)
+    # an interrupted run has figures of the processes that finished a point, whichever these are
+    return {key: [one for one in of if one.status is not Status.INTERRUPTED] or of for key, of in groups.items()}
+
+
+def interrupted(record: Record) -> Counter[Key]:
+    """How many processes of each timed point were interrupted before they had measured it."""
+    unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
+    return Counter(map(without_replicate, unfinished))
+
+
+def single_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The figures of `SINGLES` of the processes of a point; accuracies are exact, and so is one process's own value."""
+    found = {}
+    for name, of in SINGLES.items():
+        known = [metric for point in points if point.status is Status.OK and (metric := point.metric(of))]
+        if figures := [
+            estimators.Interval(value=one.value, low=one.low, high=one.high) for one in known if one.value is not None
+        ]:
+            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
+            within = one.within if name == "energy" else 0.0
+            found[name] = replace(one, within=within, is_estimate=any(metric.estimated for metric in known))
+    return found
+
+
+def epoch_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+    """The times of whole epochs of the first process that has any.
+
+    `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints. A single
+    pass counts as exact, since it has many calls.
+    """
+    epochs = next((point.epochs for point in points if point.status is Status.OK and point.epochs), [])
+    passes = [epoch.seconds for epoch in epochs]
+    whole = [epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs]
+    found = {}
+    for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
+        if seconds:
+            relative = variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
+            found[name] = Repeats(values=(of(seconds),), within=relative, prior=prior(name))
+    return found
+
+
+def pooled_metrics(
+    points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
+) -> tuple[Metric, ...]:
+    """The metrics of the first process, but for those that the registry pools.
+
+    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    """
+    factors = _rate_factors(points[0], times, kind)
+    return tuple(_pooled(one, points, factors) for one in points[0].metrics)
+
+
+def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:
+    """A speedup with its interval over processes; None unless each of several processes has found it itself."""
+    finished = _finished(points)
+    speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
+    return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
+
+
+def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
+    pooled = quantities.of(metric).pooled
+    if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
+        return msgspec.structs.replace(metric, value=proven)  # earlier versions counted torch's own choice
+    if combine := _POOLED.get(pooled):
+        found = [one.metric(metric.name) for one in _finished(points)]
+        values = [own.value for own in found if own and own.value and own.value > 0]
+        return msgspec.structs.replace(metric, value=combine(values), reason=None) if values else metric
+    if metric.value is None:
+        return metric
+    if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):
+        return msgspec.structs.replace(metric, value=speedup.value, low=speedup.low, high=speedup.high)
+    factor = factors.get(pooled)
+    return metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
+
+
+def _finished(points: Sequence[Point]) -> list[Point]:
+    """The first process and those that ended well, as it did."""
+    first, *others = points
+    return [first, *(point for point in others if point.status is first.status is Status.OK)]
+
+
+def _speedup(point: Point, name: str) -> estimators.Interval | None:
+    """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
+    if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
+        timed = races.timed_passes(point)
+        is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
+        return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
+    if (metric := point.metric(name)) is None or metric.value is None:
+        return None
+    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
+
+
+def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[Pooled, float]:
+    factors: dict[Pooled, float] = {}
+    if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
+        factors[Pooled.BY_TIME] = own / times[kind].median.value
+    pipelined = times.get("throughput") or times.get("latency")
+    if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
+        factors[Pooled.BY_RATE] = loop.value / pipelined.mean.value
+    return factors
+
+
+def joined(processes: Sequence[Series]) -> Series:
+    """The samples of the first process, then those of the others without their warm-up; a block is a process."""
+    first, *others = processes
+    lengths = [len(first.samples), *(len(other.measured) for other in others)]
+    samples = [*first.samples, *(sample for other in others for sample in other.measured)]
+    return msgspec.structs.replace(first, samples=samples, blocks=[0, *accumulate(lengths[:-1])])
+
+
+def comparable(points: Sequence[Point], name: str) -> list[Point]:
+    """The processes that took this time with success, as the first one did."""
+    measured = [point for point in _finished(points) if (series := point.find_series(name)) and series.measured]
+    return measured if points[0] in measured else []

@@ -8,8 +8,6 @@ import math
 _PRETTY = {
     "seconds": ("ms", 1e3),
     "bytes": ("mib", 1 / 2**20),
-    "joules": ("joules", 1.0),
-    "watts": ("watts", 1.0),
     "hertz": ("mhz", 1e-6),
 }
 #: Symbols of units that are spelled out in records.

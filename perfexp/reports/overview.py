@@ -7,12 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import msgspec
-
-from perfexp.diagnosis.environment import fact_at
-from perfexp.records import estimates, units
-from perfexp.records.point_times import DEVICE_TIMES, GRAPH
-from perfexp.records.record import Key, Metric, Point, Record, Status
+from perfexp.records import quantities, units
+from perfexp.records.point_times import GRAPH
+from perfexp.records.record import Key, Metric, Point, Record, Status, without_replicate
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import metric_notes, wording
@@ -20,95 +17,59 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
-#: Metrics that have columns or notes of their own.
-_SHOWN_ELSEWHERE = (
-    wording.PEAK_MEMORY,
-    wording.DATA_SHARE,
-    wording.PROVEN,
-    "phases_over_whole",
-    wording.METER_ACCURACY,
-)
-#: Metrics that `perfexp show -v` and report.md have, by the beginnings of their names.
-_DETAILS = (
-    *(wording.FIRST_MEMORY, "memory/reserved_peak_bytes", "memory/device_bytes", "device/cycles_per_call"),
-    "loop/host_seconds",
-    *("work/forward_macs", "work/bytes_min", "work/activation_bytes"),
-    *("train/loss_first", "train/evaluation_seconds", "train/checkpoint_seconds"),
-    *("algorithm/workspace_peak_bytes", "algorithm/launched_share", "algorithm/promised_", "layers/unattributed_share"),
-    *("energy/counter_", "energy/integral_", "energy/window_", "energy/calls", "energy/call_", "energy/meter_"),
-    *("energy/queued_power_", "energy/queued_call_", "energy/net_per_call_", "energy/net_per_epoch_"),
-)
-#: Figures of one rank and of all ranks, by the beginnings of their metrics; those without a metric are always there.
-_OF_ONE_RANK = {
-    "batch": "",
-    "times": "",
-    "memory": "memory/",
-    "FLOPs": "work/flops",
-    "FLOP/s": "work/flops_per_second",
-    "MFU": "mfu",
-}
-_OF_ALL_RANKS = {"samples/s": "", "power": wording.POWER, "energy": wording.ENERGY}
+#: What the figures of several ranks are of.
+OF_RANKS = "batch, times and memory are of one rank; samples/s, power and energy of all"
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
-_SHARES = {
-    "scaling_efficiency": "scaling efficiency",
-    "communication_share": "waiting for gradients",
-    "statistics_share": "other communication",
-    "contention_share": "sharing the host",
-}
-_LOSSES = [name for name in _SHARES if name != "scaling_efficiency"]
+#: Shares of a step that several ranks lose, and what remains.
+_LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
+_SHARES = (quantities.EFFICIENCY, *_LOSSES)
 #: Facts of clock and power under load: title, factor and unit.
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 #: A board's power may be an average over up to this long.
 _AVERAGED_SECONDS = 1.0
-_LAGS = "– no power: the device worked on these calls for less than 1 s, over which a board may average its power"
+_EPOCH_TITLES = {"samples_per_second": "samples/s", "learning_rate": "learning rate"}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
-    """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
+    """Return the main table: point, time, requested percentiles, throughput, memory, processes, and how it ended."""
     kinds = wording.time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
-    prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
+    prefix = "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
     asked = [number for number in percentiles if number != 50]
+    memory = (wording.metric_text(wording.find_metric(row, quantities.PEAK_MEMORY)) for row in rows)
+    spreads = ("" if row.spread is None else wording.percent(row.spread) for row in rows)
     columns = [
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
-        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
-        Column(f"{GRAPH} p50", map(_graph_text, rows), rank=40),
-        Column("latency p50 ± CI95", (_latency_text(row) if 50 in percentiles else "" for row in rows), rank=10),
+        Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
+        Column(f"{GRAPH} p50", (_other_time(row, GRAPH) for row in rows), rank=40),
+        Column("latency p50 ± CI95", (_other_time(row, "latency") for row in rows), rank=10),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
         Column("samples/s", map(wording.row_rate_text, rows), rank=1),
-        Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
+        Column("memory", memory, rank=20),
+        Column("spread", spreads, rank=50),
+        Column("processes", (str(row.processes) if row.processes > 1 else "" for row in rows), rank=51),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    shortages = (_shortage_note(rows, number, prefix) for number in asked)
-    others = " and ".join(kind for kind in services if kind != "latency")
-    names = " and ".join(f"p{number:g}" for number in asked)
-    mixed = f"{names} are those of latency; where it was not measured, of {others}" if asked and services[1:] else ""
-    notes = [
-        wording.scope_note(rows),
-        mixed,
-        *shortages,
-        _pooled_note(rows, asked),
-        *wording.rate_notes(rows),
-        *metric_notes.memories(rows),
-    ]
+    notes = [wording.scope_note(rows)]
+    notes += [_shortage_note(rows, number, prefix) for number in asked]
+    if asked and any(row.processes > 1 for row in rows):
+        names = ", ".join(f"p{number:g}" for number in asked)
+        notes.append(f"{names} pool the calls of all processes; p50 is the geometric mean of their medians")
+        notes.append("spread is the standard deviation between the processes' medians")
+    notes += [*wording.rate_notes(rows), *metric_notes.memories(rows)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
-def _latency_text(row: Row) -> str:
-    """The median latency with its interval, of a row whose main time is another one."""
-    time = row.times.get("latency")
-    return wording.interval_text(time.median) if time and row.time_kind != "latency" else ""
+def _other_time(row: Row, name: str) -> str:
+    """A time with its interval, of a row whose main time is another one."""
+    time = row.times.get(name)
+    return wording.interval_or_about(time.median) if time and row.time_kind != name else ""
 
 
-def _graph_text(row: Row) -> str:
-    time = row.times.get(GRAPH)
-    return wording.bare_time(time.median) if time and row.time_kind != GRAPH else ""
-
-
-def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
+def phases(rows: Sequence[Row]) -> Grid | None:
     """Return the time of each phase of a call; None if no call was split into two phases or more."""
     split = [row for row in rows if len(row.phases) > 1]
     if not split:
@@ -116,28 +77,9 @@ def phases(record: Record, rows: Sequence[Row]) -> Grid | None:
     columns = key_columns(split)
     for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
-    cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
-    return Grid([*columns, Column("data share of means", cells)], _phases_notes(record, split)).without_empty()
-
-
-def _phases_notes(record: Record, split: Sequence[Row]) -> list[str]:
-    """Whose times the phases are, and how much of the main table's median their own medians add up to."""
-    # as they were compared when they were measured: a loader is a phase, and the device's time leaves it out
-    loads = fact_at(record.plan, "data._target_") not in (None, "perfexp.data.synthetic.Synthetic")
-    shares: dict[str, list[float]] = {}
-    for row in split:
-        kinds = (*(() if loads else DEVICE_TIMES), "throughput", "latency")
-        kind = next((name for name in kinds if name in row.times), "")
-        whole = row.times[kind].median.value if kind in row.times else 0.0
-        if whole and wording.find_metric(row, "phases_over_whole"):
-            shares.setdefault(kind, []).append(sum(row.phases.values()) / whole)
-    sums = [f"{wording.percent_range(found)} of {wording.median_title([kind])}" for kind, found in shares.items()]
-    if not sums:
-        return []
-    if any(one.code == "phases_disagree" for point in record.points for one in point.doubts):  # which has their sum
-        return ["medians of a pass of their own, one phase after the other"]
-    return [f"medians of a pass of their own, one phase after the other; their sum is {' and '.join(sums)}"]
+    shares = (wording.metric_text(wording.find_metric(row, quantities.DATA_SHARE)) for row in split)
+    note = "medians of a pass of their own, one phase after the other"
+    return Grid([*columns, Column("data share of means", shares, rank=len(columns))], [note]).without_empty()
 
 
 def epochs(record: Record) -> Grid | None:
@@ -145,59 +87,21 @@ def epochs(record: Record) -> Grid | None:
     trained = [(point.key, epoch) for point in record.points for epoch in point.epochs]
     if not trained:
         return None
-    keys = [key for key, _ in trained]
-    names = _distinct(metric.name for _, epoch in trained for metric in epoch.metrics)
-    custom = [Column(name, (_number(epoch.figures.get(name)) for _, epoch in trained)) for name in names]
-    columns = [
-        *_columns_of(keys, varying(keys)),
-        Column("epoch", (str(epoch.number) for _, epoch in trained)),
-        Column("time", (units.format_seconds(epoch.seconds) for _, epoch in trained)),
-        Column("samples/s", (_number(epoch.samples_per_second) for _, epoch in trained)),
-        Column("loss", (_number(epoch.loss) for _, epoch in trained)),
-        Column("accuracy", (_number(epoch.accuracy) for _, epoch in trained)),
-        Column("learning rate", (_number(epoch.learning_rate) for _, epoch in trained)),
-        *custom,
-    ]
+    keys, of_all = zip(*trained, strict=True)
+    columns = [*_columns_of(keys, varying(keys)), Column("epoch", (str(one.number) for one in of_all), is_key=True)]
+    columns.append(Column("time", (units.format_seconds(one.seconds) for one in of_all)))
+    names = ["samples_per_second", "loss", "accuracy", "learning_rate"]
+    names += _distinct(metric.name for one in of_all for metric in one.metrics)
+    for rank, name in enumerate(names):
+        values = (getattr(one, name) if hasattr(one, name) else one.figures.get(name) for one in of_all)
+        cells = ("" if value is None else units.digits(value, 4) for value in values)
+        columns.append(Column(_EPOCH_TITLES.get(name, name), cells, rank=rank))
     return Grid(columns).without_empty()
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else units.digits(value, 4)
-
-
-def processes(rows: Sequence[Row]) -> Grid | None:
-    """Return how far the processes that measured each of several points differ; None if there is at most one."""
-    totals = [row for row in rows if row.spread is not None and row.time]
-    if len(totals) < 2:
-        return None
-    kinds = _distinct(row.time_kind or "" for row in totals)
-    medians = [row.time.median for row in totals if row.time]
-    columns = [
-        *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
-        Column(wording.median_title(kinds), map(wording.bare_time, medians)),
-        Column("CI95", map(wording.range_text, medians)),
-        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
-        Column("spread", (wording.percent(row.spread or 0.0) for row in totals)),
-        Column("processes", (str(row.processes) for row in totals)),
-    ]
-    return Grid(columns).without_empty()
-
-
-def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, report: str = "") -> Grid | None:
-    """Return the other metrics; None if there are none but those of the main table.
-
-    Args:
-        is_brief: whether to leave out details, which a note counts.
-        report: where all metrics are: `report.md`, or `below` in its own lines; empty without that file.
-    """
-    every = [
-        metric
-        for row in rows
-        for metric in row.metrics
-        if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
-    ]
-    others = [metric for metric in every if not (is_brief and metric.name.startswith(_DETAILS))]
-    left_out = len({metric.name for metric in every} - {metric.name for metric in others})
+def metrics(record: Record, rows: Sequence[Row]) -> Grid:
+    """Return the other metrics, with notes on them; a grid without columns if there are none."""
+    others = [metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart]
     kinds = wording.time_kinds(rows)
     titles = {metric.name: wording.metric_title(metric, kinds) for metric in others if metric.value is not None}
     having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
@@ -206,27 +110,20 @@ def metrics(record: Record, rows: Sequence[Row], *, is_brief: bool = False, repo
         for rank, (name, title) in enumerate(titles.items())
     ]
     notes = _reasons(rows, {metric.name for metric in others})
-    if not columns and not notes and not left_out:
-        return None
-    if wording.COVERAGE in titles:
+    if quantities.COVERAGE in titles:
         notes += convolutions.coverage(record)
     notes += metric_notes.peaks(record, rows, others)
-    if {metric.name for metric in others if metric.value} & {"mfu", "mfu_of_ceiling"}:
+    if {quantities.MFU, quantities.MFU_OF_CEILING} & titles.keys():
         notes += convolutions.saved_multiplications(record)
     notes += metric_notes.speedups(record, rows, others)
     notes += metric_notes.estimated(others, kinds)
     notes += metric_notes.energies(rows, others)
-    if left_out:
-        where = report if report == "below" else ", or ".join(filter(None, ("perfexp show DIR -v", report)))
-        notes.append(f"{units.counted(left_out, 'more metric')}: {where}")
-    elif not is_brief:
-        notes.append("docs/reference/metrics.md defines each metric")
     return Grid([*key_columns(having), *columns] if columns else [], notes)
 
 
 def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
-    """Why metrics are missing, each reason once, and at how many of the points; none that a warning contains."""
-    warned = "\n".join(diagnostic.message for row in rows for diagnostic in row.doubts if not diagnostic.is_note)
+    """Why metrics are missing, each reason once, and at how many of the points; none that a warning has."""
+    warned = {reason for row in rows for one in row.doubts if not one.is_note for reason in (one.fields or {}).values()}
     asked = [metric for row in rows for metric in row.metrics if metric.name in names]
     points, lacking = Counter(metric.name for metric in asked), dict[str, list[Metric]]()
     for metric in asked:
@@ -242,40 +139,35 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 
 def _metric_text(row: Row, name: str) -> str:
     metric = wording.find_metric(row, name)
-    if name == wording.COVERAGE:
+    if name == quantities.COVERAGE:
         return wording.coverage_text(row)
-    return wording.metric_text(metric, estimates.basis(row, name))
+    return wording.metric_text(metric, row.basis(metric) if metric else None)
 
 
-def loads(record: Record) -> Grid | None:
-    """Return clock and power during the device's own times, medians over all processes; None without readings.
+def loads(record: Record) -> list[str]:
+    """Return clock and power during the device's own times, medians over all processes.
 
     Powers of processes whose device worked for less time than a board averages over are left out.
     """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
-        key = msgspec.structs.replace(point.key, replicate=0)
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
-                known = pooled.setdefault((key, series), {}).setdefault(fact, [])
+                known = pooled.setdefault((without_replicate(point.key), series), {}).setdefault(fact, [])
                 if fact != "loaded_power_watts" or _busy_seconds(point, series) >= _AVERAGED_SECONDS:
                     known += readings
-    if not pooled:
-        return None
-    keys = [key for key, _ in pooled]
-    columns = [*_columns_of(keys, distinguishing(keys)), Column("time", (series for _, series in pooled))]
-    for fact, (title, factor, unit) in _LOADS.items():
-        found = [readings.get(fact) for readings in pooled.values()]
-        columns.append(Column(title, (_load_text(each, factor, unit) for each in found)))
-    counts = (str(max(map(len, readings.values()))) for readings in pooled.values())
-    lags = any(readings.get("loaded_power_watts") == [] for readings in pooled.values())
-    return Grid([*columns, Column("readings", counts)], [_LAGS] if lags else []).without_empty()
+    fields = distinguishing(key for key, _ in pooled)
+    return [
+        f"{label(key, fields)} · {series}: {', '.join(_load_text(fact, readings[fact]) for fact in readings)}"
+        for (key, series), readings in pooled.items()
+    ]
 
 
-def _load_text(readings: Sequence[float] | None, factor: float, unit: str) -> str:
-    if readings is None:
-        return ""
-    return f"{median(readings) * factor:.0f} {unit}" if readings else "–"
+def _load_text(fact: str, readings: Sequence[float]) -> str:
+    title, factor, unit = _LOADS[fact]
+    if not readings:
+        return f"no {title}, since the device worked for less than {_AVERAGED_SECONDS:g} s, over which a board averages"
+    return f"{title} {median(readings) * factor:.0f} {unit} ({units.counted(len(readings), 'reading')})"
 
 
 def _busy_seconds(point: Point, name: str) -> float:
@@ -283,40 +175,23 @@ def _busy_seconds(point: Point, name: str) -> float:
     return sum(series.samples) * series.calls_per_sample if series else 0.0
 
 
-def scope_of_ranks(record: Record, rows: Sequence[Row]) -> str:
-    """Return which figures are of one rank and which of all ranks; empty for a run of one process."""
-    if "ranks" not in record.environment:
-        return ""
-    ranks = record.environment["ranks"] or {}
-    names = {metric.name for row in rows for metric in row.metrics if metric.value is not None}
-    of_one, of_all = (
-        [title for title, start in titles.items() if not start or any(name.startswith(start) for name in names)]
-        for titles in (_OF_ONE_RANK, _OF_ALL_RANKS)
-    )
-    count = len(ranks.get("devices") or ())
-    return f"{_joined(of_one)} of one rank; {_joined(of_all)} of all{f' {count}' if count else ''}"
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
 def ranks(record: Record) -> list[str]:
     """Return a sentence for each point that several ranks measured: rates together and of each, shares, intervals."""
     points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
     fields = varying(point.key for point in points)
     norms = (record.environment.get("ranks") or {}).get("sync_batch_norms")
-    words = dict(_SHARES)
+    words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
     if norms:
-        words["statistics_share"] = f"SyncBatchNorm ({units.counted(norms, 'layer')}, in each of which the host waits)"
+        layers = units.counted(norms, "layer")
+        words[quantities.STATISTICS] = f"SyncBatchNorm ({layers}, in each of which the host waits)"
     return [
         f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point, words))}" for point in points
     ]
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
-    metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
-    together = metrics.pop("samples_per_second", None)
+    metrics = {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
+    together = metrics.pop(quantities.RANKS_RATE, None)
     own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
     if together is not None:
         rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
@@ -331,7 +206,7 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
     for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first
-        low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
+        low, high = ((intervals.get(name.removeprefix(_RANKS)) or {}).get(end) for end in ("low", "high"))
         ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
         yield f"{words_of[name]} {wording.percent(value)} ({ends})"
 
@@ -355,21 +230,13 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
     services = (wording.service_time(row) for row in rows)
     intervals = (wording.percentile(service[1], number) if service else None for service in services)
-    cells = (wording.interval_or_about(interval) if interval else "" for interval in intervals)
+    cells = map(wording.interval_or_about, intervals)
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
-    return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
-
-
-def _pooled_note(rows: Sequence[Row], asked: Sequence[float]) -> str:
-    """Return how percentiles and p50 combine several processes; empty without rows of several."""
-    if not asked or not any(row.processes > 1 for row in rows):
-        return ""
-    names = ", ".join(f"p{number:g}" for number in asked)
-    return f"{names}: of the calls of all processes together; p50: geometric mean of the processes' medians"
+    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:

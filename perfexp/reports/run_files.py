@@ -17,7 +17,7 @@ from perfexp.reports import markdown
 from perfexp.reports.console import Console
 from perfexp.summaries import profile_summary
 from perfexp.summaries.subject import subject
-from perfexp.tables import convolutions, csv_tables, layer_tables, predicted_table, speed_files, vendor_file
+from perfexp.tables import convolutions, csv_tables, flat, layer_tables, speed_files, vendor_file
 
 
 def write(record: Record, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -> list[Artifact]:
@@ -46,13 +46,13 @@ def _contents(
     yield (
         paths.table(about.model, about.algorithm, "overall"),
         "tables",
-        csv_tables.to_csv(csv_tables.overall(record)),
+        csv_tables.to_csv(flat.overall(record)),
     )
     for name, lines in (
         ("convolutions", convolutions.lines(record)),
         ("layers", layer_tables.lines(record)),
-        ("epochs", csv_tables.epochs(record)),
-        ("predicted", predicted_table.lines(record, forecasts)),
+        ("epochs", flat.epochs(record)),
+        ("predicted", flat.predicted(record, forecasts)),
     ):
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
@@ -62,7 +62,7 @@ def _contents(
         yield path, "plots", content
     drawn = [path.name for path, content in plots.items() if content is not None]
     rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
-    yield paths.report, "report", markdown.report(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
+    yield paths.report, "report", markdown.markdown(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
 
@@ -70,7 +70,7 @@ def _contents(
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
     """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
     paths = SweepPaths(folder)
-    write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
+    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(sweep, records)))
     if png := _png(sweep_plots.plot(sweep, records)):
         write_atomically(paths.plot, png)
     return _artifacts({paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root)

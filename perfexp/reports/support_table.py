@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfexp.records.units import format_bytes
 from perfexp.summaries.grid import Column, Grid
@@ -15,15 +15,6 @@ Survey = Mapping[str, Any]
 #: What stands for an algorithm that can't compute a layer.
 NOT = "–"
 _PASSES = {"forward": "fwd", "backward_data": "data", "backward_filter": "filter"}
-#: Names that are too long for the head of a column.
-_SHORT = {
-    "implicit_gemm": "impl",
-    "implicit_precomp_gemm": "prec",
-    "fft_tiling": "tile",
-    "winograd": "wino",
-    "winograd_nonfused": "nonf",
-    "benchmark": "bench",
-}
 #: Layers that are named for a reason before the rest is counted.
 _NAMED = 3
 
@@ -37,46 +28,31 @@ def subject(survey: Survey) -> str:
     return f"{' · '.join(map(str, parts))} · {precision} · on {survey['device']['name']}"
 
 
-class Row(NamedTuple):
-    """Support for some passes of a layer, with a cell for each algorithm."""
-
-    layer: str
-    shape: str
-    passes: str
-    cells: tuple[str, ...]
-
-
-def table(survey: Survey, *, short: bool) -> Grid:
-    """Return all layers in one table; `short` cuts words to a few letters."""
-    lines = _rows(survey, short=short)
-    columns = [
-        Column("layer", (row.layer for row in lines), prose=True),
-        Column("shape", (row.shape for row in lines), prose=True),
-    ]
+def table(survey: Survey) -> Grid:
+    """Return a row for each layer, or for its passes of the same support, with a column for each algorithm."""
+    names, shapes, passes, cells = list[str](), list[str](), list[str](), list[tuple[str, ...]]()
+    for layer in survey["layers"]:
+        for number, (support, which) in enumerate(_alike(layer["algorithms"]).items()):
+            names.append("" if number else _layer_name(layer))
+            shapes.append("" if number else shape_text(layer))
+            passes.append(_passes_text(which))
+            cells.append(support)
+    columns = [Column("layer", names, prose=True, is_key=True), Column("shape", shapes, prose=True, is_key=True)]
     if _trains(survey):
-        columns.append(Column("pass", (row.passes for row in lines), prose=True))
-    for index, name in enumerate(survey["algorithms"]):
-        columns.append(Column(_title(name, short=short), [row.cells[index] for row in lines]))
-    return Grid(columns, list(notes(survey, short=short)))
+        columns.append(Column("pass", passes, prose=True, is_key=True))
+    by_algorithm = zip(*cells, strict=True) if cells else [[] for _ in survey["algorithms"]]
+    for rank, (name, of_algorithm) in enumerate(zip(survey["algorithms"], by_algorithm, strict=True)):
+        columns.append(Column(name, of_algorithm, rank=rank))
+    return Grid(columns, list(_notes(survey)))
 
 
-def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Return the line of algorithm names and, for each layer, its name and lines: the table for a narrow terminal."""
-    lines = _rows(survey, short=True)
-    head = [_title(name, short=True) for name in survey["algorithms"]]
-    first = [max(len(row.passes) for row in lines)] if _trains(survey) else []
-    widths = [max(len(title), *(len(row.cells[index]) for row in lines)) for index, title in enumerate(head)]
-
-    def line(label: str, cells: Sequence[str]) -> str:
-        start = [label.ljust(width) for width in first]
-        return " " + " ".join([*start, *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
-
-    layers: list[tuple[str, list[str]]] = []
-    for row in lines:
-        if row.layer:
-            layers.append((f"{row.layer}: {row.shape}", []))
-        layers[-1][1].append(line(row.passes, row.cells))
-    return line("", head), layers
+def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
+    """The passes of a layer by their support, a cell for each algorithm."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for which in next(iter(algorithms.values())):
+        cells = tuple(_cell(name, answers[which]) for name, answers in algorithms.items())
+        alike.setdefault(cells, []).append(which)
+    return alike
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
@@ -113,31 +89,13 @@ def _trains(survey: Survey) -> bool:
     return bool(survey["phase"] == "train")
 
 
-def _rows(survey: Survey, *, short: bool) -> list[Row]:
-    """Passes of a layer with the same support by all algorithms share a row; only the first has the layer's name."""
-    lines = []
-    for layer in survey["layers"]:
-        algorithms = layer["algorithms"]
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for which in next(iter(algorithms.values())):
-            cells = tuple(_cell(name, answers[which], short=short) for name, answers in algorithms.items())
-            alike.setdefault(cells, []).append(which)
-        name, shape = _layer_name(layer), shape_text(layer)
-        for cells, passes in alike.items():
-            lines.append(Row(layer=name, shape=shape, passes=_passes_text(passes), cells=cells))
-            name = shape = ""
-    return lines
-
-
-def _cell(algorithm: str, answer: Mapping[str, Any], *, short: bool) -> str:
+def _cell(algorithm: str, answer: Mapping[str, Any]) -> str:
     if answer["reason"] is not None:
         return NOT
     if algorithm == "guess":
-        return _title(answer["engine"].rpartition(".")[2], short=short)
-    if not answer["workspace_bytes"]:
-        return str(answer["backend"])
-    size = format_bytes(answer["workspace_bytes"])
-    return size.replace(" ", "").replace("iB", "") if short else f"{answer['backend']} {size}"
+        return str(answer["engine"].rpartition(".")[2])
+    size = f" {format_bytes(answer['workspace_bytes'])}" if answer["workspace_bytes"] else ""
+    return f"{answer['backend']}{size}"
 
 
 def shape_text(layer: Mapping[str, Any]) -> str:
@@ -157,23 +115,13 @@ def _layer_name(layer: Mapping[str, Any]) -> str:
     return f"{name} (+{len(others)})" if others else str(name)
 
 
-def _title(algorithm: str, *, short: bool) -> str:
-    return _SHORT.get(algorithm, algorithm) if short else algorithm
-
-
 def _passes_text(passes: Sequence[str]) -> str:
     return "all" if len(passes) == len(_PASSES) else "+".join(_PASSES[which] for which in passes)
 
 
-def notes(survey: Survey, *, short: bool) -> Iterator[str]:
+def _notes(survey: Survey) -> Iterator[str]:
     """Yield the meaning of the table's words, and the survey's diagnostics."""
-    names = survey["algorithms"]
-    if short:
-        yield ", ".join(f"{_SHORT[name]}: {name}" for name in names if name in _SHORT)
-    answers = (answer for _, _, by_pass in _answers(survey) for answer in by_pass.values())
-    if short and any(answer["workspace_bytes"] for answer in answers):
-        yield "a size: by cuDNN, with so much workspace (K: KiB, M: MiB, G: GiB)"
-    if "guess" in names:
+    if "guess" in survey["algorithms"]:
         yield "guess: what cuDNN's heuristic ranks first"
     yield "shape: channels, kernel, s: stride, d: dilation, g: groups, height × width of the inputs"
     if survey["inputs"] > 1:

@@ -10,6 +10,7 @@ from typing import Any
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
+from perfexp.records.quantities import BYTES_CEILING, FLOPS_CEILING
 from perfexp.records.record import Point, Record, is_layers, timed_key
 
 #: Names of ceilings. A data sheet's FP64, FP16 and TF32 peaks are those of matrix units, where there are any.
@@ -147,7 +148,7 @@ def device_of(record: Record) -> tuple[str, str]:
 def of_layers(record: Record, point: Point) -> Peaks:
     """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
     timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
-    names = {point.key.precision.removeprefix("amp_"): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
+    names = {point.key.precision.removeprefix("amp_"): FLOPS_CEILING, "dram": BYTES_CEILING}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
     measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
     if timed is not None and (rates := timed.facts.get("ceilings")):  # by number format

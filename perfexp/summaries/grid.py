@@ -1,20 +1,22 @@
-"""Grid: a table of words that can be narrowed to a width; console and report draw it."""
+"""Grid: a table of words for readers, as lines of text or Markdown."""
 
 from __future__ import annotations
 
+import html
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
 
 from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 #: Cells between two columns.
 GAP = 2
 #: Limits of a table of Markdown, in characters of a line and in columns: MLflow's pages are not wider.
 WIDTH, _MOST_COLUMNS = 80, 6
-#: Limits of the keys in a line, in characters, and of the values of a listed figure.
-_KEY_WIDTH, _MOST_LISTED = 40, 5
+#: Limit of the keys in a line, and what the rules of so many columns take more than their gaps in text.
+_KEY_WIDTH, _RULES = 40, 9
 
 
 class Column:
@@ -62,10 +64,10 @@ class Column:
         cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
         return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles)
 
-    def shortened(self, width: int) -> Column:
-        """Return the column without the middle of cells that exceed this number of characters in Markdown."""
+    def escaped(self, width: int) -> Column:
+        """Return the column for Markdown, without the middle of cells that exceed a number of characters."""
         cells = (_shortened(cell, width) for cell in self.cells)
-        return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key)
+        return Column(escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key)
 
 
 @dataclass(frozen=True)
@@ -102,24 +104,26 @@ class Grid:
         """The cells, row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
-    def transposed(self) -> Grid:
-        """Return the figures of the only line as lines of their own; its keys are left out."""
-        figures = [column for column in self.columns if not column.is_key]
-        names = Column("metric", (column.title for column in figures), prose=True)
-        return Grid([names, Column("value", (column.cells[0] for column in figures), prose=True)], self.notes)
-
     def without_empty(self) -> Grid:
         """Return the grid without its empty columns."""
-        return Grid([column for column in self.columns if any(column.cells)], self.notes)
+        return replace(self, columns=[column for column in self.columns if any(column.cells)])
 
-    def parts(self, width: int) -> list[Grid]:
+    def common(self) -> tuple[list[str], Grid]:
+        """Return the figures that all rows have in common as lines, and a grid of the others with the notes."""
+        shared = [one for one in self.columns if not one.is_key and len(set(one.cells)) == 1]
+        lines = [f"{one.title}: {one.cells[0]}" for one in shared]
+        rest = [one for one in self.columns if one not in shared]
+        has_figures = not all(one.is_key for one in rest)
+        return lines, replace(self, columns=rest if has_figures else [])
+
+    def parts(self, width: int, most_columns: int | None = None) -> list[Grid]:
         """Return the grid as tables that fit a width in terminal cells: columns without room follow in further ones.
 
         Each further table repeats the keys, and has only the rows with a figure in it. The tables have no notes.
         """
         keys = [column for column in self.columns if column.is_key] or list(self.columns[:1])
         shown, moved = list(self.columns), list[Column]()
-        while Grid(shown).least_width > width:
+        while Grid(shown).least_width > width or (most_columns and len(shown) > most_columns):
             figures = [column for column in shown if column not in keys]
             optional = [column for column in figures if column.rank]
             if not optional or len(figures) == 1:
@@ -131,86 +135,57 @@ class Grid:
         rest = [column for column in self.columns if column in moved]
         filled = [any(cells) for cells in zip(*(column.cells for column in rest), strict=True)]
         further = Grid([column.chosen(filled) for column in (*keys, *rest)])
-        return [Grid(shown), *further.parts(width)]
+        return [Grid(shown), *further.parts(width, most_columns)]
 
-    def text(self, width: int | None = None) -> list[str]:
-        """Return the grid as lines of plain text, its head first; prose wraps to fit a width in terminal cells."""
-        widths = [column.whole_width for column in self.columns] if width is None else self.widths(width)
+    def text(self, width: int) -> list[Text]:
+        """Return the grid as lines, its head first; prose wraps to fit a width in terminal cells."""
+        widths = self.widths(width)
+        lines = [self._line([column.title for column in self.columns], ["bold"] * len(widths), widths)]
+        styles = zip(*(column.styles for column in self.columns), strict=True)
+        lines += [self._line(cells, own, widths) for cells, own in zip(self.lines, styles, strict=True)]
+        return [line for wrapped in lines for line in wrapped]
+
+    def _line(self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]) -> list[Text]:
+        parts = [
+            textwrap.wrap(cell, size) if cell_len(cell) > size else [cell]
+            for cell, size in zip(cells, widths, strict=True)
+        ]
         lines = []
-        for cells in ([column.title for column in self.columns], *self.lines):
-            parts = [
-                textwrap.wrap(cell, size) if cell_len(cell) > size else [cell]
-                for cell, size in zip(cells, widths, strict=True)
-            ]
-            for texts in zip_longest(*parts, fillvalue=""):
-                padded = [
-                    column.padded(text, size) for column, text, size in zip(self.columns, texts, widths, strict=True)
-                ]
-                lines.append((" " * GAP).join(padded).rstrip())
+        for texts in zip_longest(*parts, fillvalue=""):
+            padded = map(Column.padded, self.columns, texts, widths)
+            line = Text(" " * GAP).join(map(Text, padded, styles))
+            line.rstrip()
+            lines.append(line)
         return lines
 
     def markdown(self) -> str:
-        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each."""
-        tables = ["\n".join(_markdown_lines(columns)) for columns in self._narrow() if columns]
-        return "\n\n".join([*tables, *map(escape_markdown, self.notes)]) + "\n"
+        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each.
 
-    def listed(self) -> list[str]:
-        """Return a line for each column that is not a key: its values, with their rows if they differ."""
-        titled = [[f"{column.title} {cell}" for cell in column.cells] for column in self.columns if column.is_key]
-        labels = [" · ".join(words) for words in zip(*titled, strict=True)]
-        lines = []
-        for column in self.columns:
-            values = [(cell, label) for cell, label in zip(column.cells, labels, strict=True) if cell]
-            if column.is_key or not values:
-                continue
-            text = ", ".join(labeled := [f"{cell} ({label})" for cell, label in values])
-            if len(dict(values)) == 1 and len(values) == len(labels):
-                text = values[0][0]
-            elif len(labeled) > _MOST_LISTED:
-                text = f"{labeled[0]} … {labeled[-1]}"
-            lines.append(f"{column.title}: {text}")
-        return lines
-
-    def _narrow(self) -> list[list[Column]]:
-        keys = [column for column in self.columns if column.is_key]
-        widths = [max(len(escape_markdown(cell)) for cell in (*key.cells, "")) for key in keys]
-        # what narrow keys leave is for wide ones
+        Cells that are too long for a line lose their middle.
+        """
+        widths = [len(max(map(escape_markdown, column.cells), key=len)) for column in self.columns if column.is_key]
         fitting = (limit for limit in range(_KEY_WIDTH, 0, -1) if sum(min(w, limit) for w in widths) <= _KEY_WIDTH)
-        limit = next(fitting, 1)
-        keys = [key.shortened(limit) for key in keys]
-        room = WIDTH - _markdown_width(keys) - len(" |  ")
-        tables = [[*keys]]
-        for column in (column.shortened(room) for column in self.columns if not column.is_key):
-            grown = [*tables[-1], column]
-            if len(grown) > len(keys) + 1 and (len(grown) > _MOST_COLUMNS or _markdown_width(grown) > WIDTH):
-                grown = [*keys, column]
-                tables.append(grown)
-            tables[-1] = grown
-        return tables
+        key_width = next(fitting, 1)
+        room = WIDTH - sum(min(width, key_width) for width in widths) - _RULES
+        columns = [column.escaped(key_width if column.is_key else room) for column in self.columns]
+        tables = ["\n".join(_markdown_lines(part)) for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)]
+        return "\n\n".join([*(tables if columns else ()), *map(escape_markdown, self.notes)]) + "\n"
 
 
 def escape_markdown(text: str) -> str:
     """Return a text that Markdown shows as it is: no table, link, emphasis or HTML."""
     escaped = "".join(f"\\{character}" if character in r"\`*_[]#|~" else character for character in text)
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(escaped, quote=False)
 
 
 def _shortened(text: str, width: int) -> str:
-    short, half = text, min(len(text), width) // 2
-    while len(escape_markdown(short)) > width and half:
-        short, half = f"{text[:half]}…{text[-half:]}", half - 1
+    short, half = escape_markdown(text), min(len(text), width) // 2
+    while len(short) > width and half:
+        short, half = escape_markdown(f"{text[:half]}…{text[-half:]}"), half - 1
     return short
 
 
-def _markdown_lines(columns: Sequence[Column]) -> list[str]:
-    rule = _markdown_line("---" if column.prose else "---:" for column in columns)
-    cells = zip(*(column.cells for column in columns), strict=True)
-    return [_markdown_line(column.title for column in columns), rule, *map(_markdown_line, cells)]
-
-
-def _markdown_width(columns: Sequence[Column]) -> int:
-    return max(map(len, _markdown_lines(columns)))
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell if set(cell) <= set('-:') else escape_markdown(cell) for cell in cells)} |"
+def _markdown_lines(grid: Grid) -> list[str]:
+    rule = " | ".join("---" if column.prose else "---:" for column in grid.columns)
+    rows = [" | ".join(cells) for cells in ([column.title for column in grid.columns], *grid.lines)]
+    return [f"| {row} |" for row in (rows[0], rule, *rows[1:])]

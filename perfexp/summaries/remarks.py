@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import operator
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
@@ -20,42 +16,6 @@ from perfexp.records.units import counted
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
-#: A figure in a message, with its sign and its percent sign.
-_FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
-#: Unit of a figure in a message, directly behind it: `1.6 times`, `3.1 of 64 CPU cores`.
-_UNIT = re.compile(r"(?: of \d+)? (s|ms|µs|W|times|CPU cores)\b")
-#: Index of the figure in a message that says how bad a diagnostic is, by code; those of other codes are not compared.
-_PLACES = {
-    **dict.fromkeys(
-        (
-            "drift",
-            "processes_drift",
-            "process_apart",
-            "scaling_unexpected",
-            "rate_falls",
-            "phases_disagree",
-            "busy_host",
-        ),
-        0,
-    ),
-    **dict.fromkeys(("launch_bound", "device_idle", "queue_starved", "clock_moved", "throttled", "ranks_disagree"), 0),
-    **dict.fromkeys(("algorithm_fallback", "above_the_ceiling", "layers_unattributed", "choice_slower"), 0),
-    "multi_gpu_slower": 1,
-    "layers_disagree": 2,
-    "too_few_samples": 2,
-}
-#: Least ratio whose logarithm is taken: a printed ratio may be 0.00.
-_LEAST_RATIO = 1e-9
-#: How bad a value is by code, where it is not worse the further it is from zero.
-_BADNESS: dict[str, Callable[[float], float]] = {
-    **dict.fromkeys(
-        ("launch_bound", "device_idle", "rate_falls", "multi_gpu_slower", "algorithm_fallback"), operator.neg
-    ),
-    **dict.fromkeys(
-        ("phases_disagree", "process_apart", "ranks_disagree", "scaling_unexpected"),
-        lambda ratio: abs(math.log(max(ratio, _LEAST_RATIO))),
-    ),
-}
 _SEVERITIES = list(Severity)
 
 
@@ -86,49 +46,19 @@ class Raised:
             return self.where[0]
         if self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} measurements"
-        if len({diagnostic.message for diagnostic in self.diagnostics}) > 1:
-            return f"{self.where[0]}, and {counted(others, 'more measurement')} with other details"
-        return f"{self.where[0]} and {counted(others, 'more measurement')}"
+        more = counted(others, "more measurement")
+        is_alike = len({diagnostic.message for diagnostic in self.diagnostics}) == 1
+        return f"{self.where[0]} and {more}" if is_alike else f"{self.where[0]}, and {more} with other details"
 
     @property
     def _range(self) -> str:
-        """The range of the figure by which the diagnostics are compared; empty where it is the same in all of them."""
-        figures = {_figure(diagnostic) for diagnostic in self.diagnostics}
-        if len(figures) < 2 or not _comparable(self.diagnostics):
+        """The range of the figures by which the diagnostics are ranked; empty where it is one, or any has none."""
+        figures = sorted(one.figure for one in self.diagnostics if one.figure is not None)
+        spec = self.worst.rule.by.partition(":")[2]
+        ends = [f"{figure:{spec}}" for figure in figures]
+        if len(ends) < len(self.diagnostics) or ends[0] == ends[-1]:
             return ""
-        ordered = sorted(figures, key=_number)
-        return f" ({ordered[0]} to {ordered[-1]}{_unit(self.worst)} over all)"
-
-
-def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
-    """Whether each message has the figure of its code, in the same unit."""
-    return all(map(_figure, diagnostics)) and len(set(map(_unit, diagnostics))) == 1
-
-
-def _figure(diagnostic: Diagnostic) -> str:
-    """The figure of the message that says how bad a diagnostic is; empty where there is none."""
-    match = _match(diagnostic)
-    return match[0] if match else ""
-
-
-def _unit(diagnostic: Diagnostic) -> str:
-    """The unit of that figure after a space; empty for a percentage, which has its sign, and without a unit."""
-    match = _match(diagnostic)
-    unit = _UNIT.match(diagnostic.message, match.end()) if match else None
-    return f" {unit[1]}" if unit else ""
-
-
-def _match(diagnostic: Diagnostic) -> re.Match[str] | None:
-    place = _PLACES.get(diagnostic.code)
-    match = None if place is None else next(islice(_FIGURE.finditer(diagnostic.message), place, None), None)
-    is_share = (
-        match is None or diagnostic.code != "algorithm_fallback" or match.start() == 0
-    )  # it may begin with "none"
-    return match if is_share else None
-
-
-def _number(figure: str) -> float:
-    return float(figure.strip("± %"))
+        return f" ({ends[0]} to {ends[-1]} over all)"
 
 
 def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
@@ -147,12 +77,10 @@ def diagnostics_by_place(record: Record, rows: Sequence[Row]) -> list[tuple[str,
 
 def grouped(placed: Iterable[tuple[str, Sequence[Diagnostic]]]) -> list[Raised]:
     """Diagnostics of several places, the most severe first; each code once, or once for each help."""
-    groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
+    groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
         for diagnostic in diagnostics:
-            places = groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), [])
-            if name not in (where for where, _ in places):
-                places.append((name, diagnostic))
+            groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {}).setdefault(name, diagnostic)
     return sorted(map(_worst_first, groups.values()), key=lambda raised: _SEVERITIES.index(raised.worst.severity))
 
 
@@ -163,13 +91,11 @@ def _beside(key: Key) -> tuple[str, int] | None:
     return ("inference", key.batch_size) if key.phase == "ttfp" else None
 
 
-def _worst_first(places: list[tuple[str, Diagnostic]]) -> Raised:
-    if _comparable([diagnostic for _, diagnostic in places]):
-        badness = _BADNESS.get(places[0][1].code, abs)
-        places = sorted(places, key=lambda place: badness(_number(_figure(place[1]))), reverse=True)
-    return Raised(
-        diagnostics=tuple(diagnostic for _, diagnostic in places), where=tuple(where for where, _ in places if where)
-    )
+def _worst_first(places: dict[str, Diagnostic]) -> Raised:
+    badness = {name: one.rule.badness(one.figure) for name, one in places.items() if one.figure is not None}
+    is_ranked = len(badness) == len(places)
+    names = sorted(places, key=badness.__getitem__, reverse=True) if is_ranked else list(places)
+    return Raised(diagnostics=tuple(places[name] for name in names), where=tuple(filter(None, names)))
 
 
 def scaling_lines(rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.records.point_times import blocks_of
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Key, Record, Series
 from perfexp.records.summary import series_of_processes
 from perfexp.statistics import blockwise, variance
@@ -90,7 +91,7 @@ def grid(known: Sequence[Spread]) -> Grid:
     return Grid(
         [
             Column("point", map(str, keys), prose=True, is_key=True),
-            Column("time", (one.time for one in known), prose=True, is_key=True),
+            Column("time", (time_title(one.time) for one in known), prose=True, is_key=True),
             Column("CV", _percents(one.component.spread for one in known)),
             Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
             *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,15 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
         execution=_execution(plan.get("execution")),
         device=_devices(facts.get("device"), facts.get("ranks")),
     )
+
+
+def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
+    """Return a subject with size and batch of all keys and its device; algorithm and execution if not usual."""
+    algorithm = "" if about.algorithm == "default" else about.algorithm
+    execution = about.execution.removeprefix("eager").removeprefix(", ")
+    device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
+    parts = (about.model, algorithm, about.mode, shape(keys), about.number_format, execution, device)
+    return " · ".join(filter(None, parts))
 
 
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:

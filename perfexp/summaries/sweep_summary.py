@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Record, Status
@@ -15,7 +16,10 @@ from perfexp.statistics import estimators
 from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
-from perfexp.summaries.subject import common_device, constant, label, one_line, subject
+from perfexp.summaries.subject import MODEL_AXES, common_device, constant, label, one_line, subject
+
+#: Share of the highest rate from which a smaller batch is named beside it.
+_NEARLY = 0.95
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
@@ -96,32 +100,78 @@ def runs(sweep: Sweep, records: Sequence[Record], title: str = "", ratios: Mappi
         title: title of the ratios.
         ratios: ratio of the times to those that the others are compared with, and verdict, by run's number and phase.
     """
-    lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
+    known = paired(sweep, records)
+    lines = [(child, rows_of_phase) for child, record in known for rows_of_phase in _by_phase(record)]
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
-    formats = {
-        child.job: subject(one.plan, one.environment).number_format for child, one in paired(sweep, records) if one
-    }
+    formats = {child.job: subject(one.plan, one.environment).number_format for child, one in known if one}
     phases = {row.key.phase for table in tables for row in table}
     kinds = wording.time_kinds(row for table in tables for row in table)
-    raised = diagnostics_of(sweep, records)
-    remarks = [_remarks(child.status, table, raised.get(child.job)) for child, table in lines]
+    slower = diagnostics_of(sweep, records)
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
         *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
-        Column("samples/s", map(_rates, tables), rank=3),
-        Column(title, (_ratio(ratios, child, table) for child, table in lines), rank=2),
-        Column("algorithm coverage", map(coverage, tables), rank=3),
-        Column("memory", (_single(table, wording.PEAK_MEMORY) for table in tables), rank=4),
-        Column("energy/per_call", (_single(table, wording.ENERGY) for table in tables), rank=4),
-        Column("remarks", remarks, prose=True, rank=1),
+        Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
+        Column("samples/s", (_single(table, wording.row_rate_text) for table in tables), rank=3),
+        Column(title, (ratios.get((child.job, table[0].key.phase), "") if table else "" for child, table in lines)),
+        Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
+        Column("memory", (_single(table, _metric_of(quantities.PEAK_MEMORY)) for table in tables), rank=4),
+        Column("energy/per_call", (_single(table, _metric_of(quantities.ENERGY)) for table in tables), rank=4),
+        Column("remarks", (_remarks(child.status, table, slower.get(child.job)) for child, table in lines), prose=True),
     ]
-    singles = [timed[0] for table in tables if len(timed := _timed(table)) == 1]
+    singles = [table[0] for table in map(_timed, tables) if len(table) == 1]
     notes = [wording.scope_note([row for table in tables for row in table]), *wording.rate_notes(singles)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+class Candidate(NamedTuple):
+    """A point among others with which it shares the work: its name, its batch if that is what differs, its figures."""
+
+    name: str
+    batch: int | None
+    row: Row
+
+
+def best(candidates: Sequence[Candidate]) -> str:
+    """Return which of several points has the highest rate: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`.
+
+    Points whose rates are not clearly below it are named with it. Empty for less than two rates.
+    """
+    rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
+    if len(rated) < 2:
+        return ""
+    first, most = max(rated, key=lambda pair: pair[1].value)
+    ties = [one.name for one, rate in rated if one is not first and not is_clearly_below(rate, most)]
+    if len(ties) == len(rated) - 1:
+        return "best: undecided"
+    text = f"best: {' or '.join([first.name, *ties])}, {wording.rate_text(first.row.samples_per_second)} samples/s"
+    enough = [(one, rate.value / most.value) for one, rate in rated if one.batch and one.name not in ties]
+    smaller = [pair for pair in enough if pair[1] >= _NEARLY and (pair[0].batch or 0) < (first.batch or 0)]
+    if not smaller:
+        return text
+    small, share = min(smaller, key=lambda pair: pair[0].batch or 0)
+    return f"{text}; {small.name} reaches {share:.0%} of it".replace("%", " %")
+
+
+def best_run(sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the best of a sweep's runs, if each measured one point, of one phase, size and model."""
+    candidates = []
+    for child, record in paired(sweep, records):
+        timed = _timed(rows(record)) if record else []
+        is_batch = list(child.axes) == ["batch_size"]
+        for row in timed:
+            name = f"batch {row.key.batch_size}" if is_batch else ", ".join(map("=".join, child.axes.items()))
+            candidates.append(Candidate(name, row.key.batch_size if is_batch else None, row))
+        if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
+            return ""
+    same = {(one.row.key.phase, one.row.key.input_size) for one in candidates}
+    return best(candidates) if len(same) == 1 else ""
+
+
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
@@ -134,16 +184,12 @@ def in_a_line(record: Record) -> str:
     by_phase = _by_phase(record)
     parts = []
     for table in by_phase:
-        rate = wording.bare_rate(timed[0]) if len(timed := _timed(table)) == 1 else ""
-        words = [f"{', '.join(wording.time_kinds(table))} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
+        rate = _single(table, lambda row: wording.rate_text(row.samples_per_second))
+        words = [f"{_kinds(table)} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
         remarks = _remarks(record.status, table, None)
         text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
     return "; ".join(parts)
-
-
-def _ratio(ratios: Mapping[tuple[int, str], str], child: SweepChild, table: Sequence[Row]) -> str:
-    return ratios.get((child.job, table[0].key.phase), "") if table else ""
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:
@@ -157,11 +203,10 @@ def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     """Return a line for each run, or each point of a run, that did not end well: name, status and reason."""
     lines = []
     for child, record in paired(sweep, records):
-        which = f"run {child.job} {one_line(child.name)}"
         reasons = failures(record) if record else []
         if not reasons and child.status is not Status.OK:
             reasons = [child.status.value + (f": {one_line(child.error)}" if child.error else "")]
-        lines += [f"{which}: {reason}" for reason in reasons]
+        lines += [f"run {child.job} {one_line(child.name)}: {reason}" for reason in reasons]
     return lines
 
 
@@ -170,38 +215,34 @@ def _timed(table: Sequence[Row]) -> list[Row]:
 
 
 def _times(table: Sequence[Row]) -> str:
-    timed = _timed(table)
-    if len(timed) < 2:
-        return wording.median_text(timed[0]) if timed else ""
-    medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
-    return f"{wording.bare_time(medians[0])} … {wording.bare_time(medians[-1])}"
-
-
-def _rates(table: Sequence[Row]) -> str:
-    timed = _timed(table)
-    return wording.row_rate_text(timed[0]) if len(timed) == 1 else ""
+    medians = sorted((row.time.median for row in table if row.time), key=lambda median: median.value)
+    if len(medians) < 2:
+        return wording.interval_text(medians[0]) if medians else ""
+    return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
 
 
 def coverage(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = ((wording.find_metric(row, wording.COVERAGE), row) for row in table)
+    metrics = ((wording.find_metric(row, quantities.COVERAGE), row) for row in table)
     shares = [(metric.value, row) for metric, row in metrics if metric and metric.value is not None]
     shares.sort(key=itemgetter(0))
-    texts = dict.fromkeys(wording.coverage_text(row) for _, row in shares[:1] + shares[-1:])
-    return " … ".join(texts)
+    return " … ".join(dict.fromkeys(wording.coverage_text(row) for _, row in shares[:1] + shares[-1:]))
 
 
-def _single(table: Sequence[Row], metric: str) -> str:
-    """Return the text of a metric of a run with one timed point; empty with several."""
+def _single(table: Sequence[Row], text: Callable[[Row], str]) -> str:
+    """Return the text of a run with one timed point; empty with several."""
     timed = _timed(table)
-    return wording.metric_text(wording.find_metric(timed[0], metric)) if len(timed) == 1 else ""
+    return text(timed[0]) if len(timed) == 1 else ""
 
 
-def _remarks(status: Status, table: Sequence[Row], raised: Diagnostic | None) -> str:
+def _metric_of(name: str) -> Callable[[Row], str]:
+    return lambda row: wording.metric_text(wording.find_metric(row, name))
+
+
+def _remarks(status: Status, table: Sequence[Row], slower: Diagnostic | None) -> str:
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     ending = [] if status is Status.OK else [status.value]
-    fitting = (wording.find_metric(row, "batch_that_fits") for row in table)
+    fitting = (wording.find_metric(row, quantities.FITTING_BATCH) for row in table)
     fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in fitting if metric and metric.value)
-    codes = dict.fromkeys(diagnostic.code for row in table for diagnostic in row.doubts if not diagnostic.is_note)
-    codes |= {raised.code: None} if raised else {}
-    return ", ".join([*points, *ending, *fits, *codes])
+    found = [*(one for row in table for one in row.doubts if not one.is_note), *filter(None, [slower])]
+    return ", ".join([*points, *ending, *fits, *dict.fromkeys(one.code for one in found)])

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from perfexp.records import units
+from perfexp.records import quantities, units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
-from perfexp.records.estimates import WORK_RATE
 from perfexp.records.growth import Scaling
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators
 
-#: Metrics with columns of their own.
-PEAK_MEMORY, FIRST_MEMORY = "memory/peak_bytes", "memory/warmup_peak_bytes"
-POWER = "energy/power_mean_watts"
-ENERGY = "energy/per_call_joules"
-METER_ACCURACY = "energy/meter_accuracy"
-#: Shares of the convolutions' FLOPs: by the requested algorithm, and those of them whose kernels are known to be its.
-COVERAGE, PROVEN = "algorithm/flops_share", "algorithm/proven_share"
-DATA_SHARE = "data_share"
-
-#: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
-_COUNTED = {
-    "flops": "FLOP",
-    "macs": "MAC",
-    "work/parameters": "",
-    "flops_per_second": "FLOP/s",
-    "bytes_per_second": "B/s",
-}
-#: Rates come from different times: each names its column of the main table. A coverage has one name in all tables.
-#: Times among energies are named as times, and the sum of the layers minus the call as a difference, not a share.
-_TITLES = {
-    COVERAGE: "algorithm coverage",
-    "energy/call_seconds": "energy/time of a call",
-    "energy/queued_call_seconds": "energy/time of a queued call as a CUDA graph",
-    "layers/closure": "layers − call",
-    "mfu": "MFU at samples/s",
-    "mfu_of_ceiling": "MFU of ceiling at samples/s",
-}
-#: Metrics shown in percent.
-_SHARES = (
-    *("mfu", "mfu_of_ceiling", "accuracy", "train/accuracy_best", COVERAGE, PROVEN),
-    *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
-)
+#: Text of a value with a number of significant digits.
+Format = Callable[[float, int], str]
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
 #: Half-width above which both ends of an interval are shown, since they differ in distance; and their digits.
@@ -74,44 +44,44 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     return f"{text} ± {percent(max(width, _LEAST_WIDTH))}" if width is not None else f"{text}, no interval"
 
 
-def range_text(interval: estimators.Interval) -> str:
-    """Return the ends of a time's interval: `61.9 … 63.0 ms`; empty without one."""
+def range_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
+    """Return the ends of an interval, with the unit once if it is the same: `61.9 … 63.0 ms`; empty without one."""
     if interval.low is None or interval.high is None:
         return ""
     figures = max(supported_digits(interval), _END_FIGURES)
-    low, high = (units.format_seconds(end, figures) for end in (interval.low, interval.high))
-    return _ends_text(low, high)
-
-
-def _ends_text(low: str, high: str) -> str:
-    """Both ends of an interval, with the unit once if it is the same: `61.9 … 63.0 ms`, `900 µs … 1.10 ms`."""
+    low, high = (shown(_to_figures(end, figures), figures) for end in (interval.low, interval.high))
     number, space, unit = low.rpartition(" ")
     return f"{number if space and high.endswith(space + unit) else low} … {high}"
 
 
-def bare_time(interval: estimators.Interval) -> str:
-    """Return a time with the digits that it has beside its interval, without the interval."""
-    figures = _figures_beside_ends(interval)
-    return units.format_seconds(_to_figures(interval.value, figures), figures)
+def bare(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
+    """Return a figure with the digits that it has beside its interval, without the interval."""
+    figures = supported_digits(interval)
+    if _has_ends(interval):
+        figures = max(figures, _END_FIGURES)
+    return shown(_to_figures(interval.value, figures), figures)
+
+
+def interval_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
+    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    return with_width(interval, bare(interval, shown), range_text(interval, shown))
+
+
+def interval_or_about(interval: estimators.Interval | None, shown: Format = units.format_seconds) -> str:
+    """Return a figure with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one; empty for None."""
+    if interval is None:
+        return ""
+    return f"≈ {bare(interval, shown)}" if interval.low is None else interval_text(interval, shown)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
     """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
-    if interval is None:
-        return ""
-    figures, value = _rounded(interval)
-    return known_or_about(interval, units.digits(value, figures))
+    return "" if interval is None else f"{'≈ ' * (interval.low is None)}{bare(interval, units.digits)}"
 
 
-def rate_with_width(interval: estimators.Interval | None) -> str:
-    """Return a rate as `rate_text` does, with its interval: `2400 ± 17 %`, `1300 (650 … 2600)`; `≈` without one."""
-    width = interval.relative_half_width if interval else None
-    if interval is None or width is None:
-        return rate_text(interval)
-    low, high = (_to_figures(end or 0.0, _END_FIGURES) for end in (interval.low, interval.high))
-    figures = _figures_beside_ends(interval)
-    text = units.digits(_to_figures(interval.value, figures), figures)
-    return with_width(interval, text, f"{units.digits(low, _END_FIGURES)} … {units.digits(high, _END_FIGURES)}")
+def row_rate_text(row: Row) -> str:
+    """Return a row's rate with its interval: `2400 ± 17 %`, `1300 (650 … 2600)`; `≈` without one."""
+    return interval_or_about(row.samples_per_second, units.digits)
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
@@ -126,11 +96,6 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
             f"samples/s is by the mean of all calls, which differs from p50 by more than both intervals{where}"
         )
     return notes
-
-
-def known_or_about(interval: estimators.Interval, text: str) -> str:
-    """Return a figure's text, with `≈` before it if there is no interval."""
-    return text if interval.low is not None else f"≈ {text}"
 
 
 def supported_digits(interval: estimators.Interval) -> int:
@@ -154,12 +119,6 @@ def percent(fraction: float) -> str:
     return f"{value:.1f} %" if abs(value) >= 0.1 else f"{units.digits(value, 1)} %"
 
 
-def up_to(fractions: Sequence[float]) -> str:
-    """Return the largest of some fractions as a bound, `up to 0.8 %`, or as it is for one."""
-    most = percent(max(fractions, default=0.0))
-    return most if len(fractions) < 2 or most.startswith("<") else f"up to {most}"
-
-
 def percent_range(fractions: Iterable[float]) -> str:
     """Return the least and the largest of some fractions as percentages: `25 … 50 %`, or one if they are the same."""
     known = sorted(fractions)
@@ -174,17 +133,7 @@ def time_kinds(rows: Iterable[Row]) -> list[str]:
 
 def median_title(kinds: Sequence[str]) -> str:
     """Return the title of a column of medians, with the name of the time if there is only one."""
-    return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
-
-
-def bare_rate(row: Row) -> str:
-    """Return a row's rate without its interval."""
-    return rate_text(row.samples_per_second)
-
-
-def row_rate_text(row: Row) -> str:
-    """Return a row's rate as `rate_with_width` does."""
-    return rate_with_width(row.samples_per_second)
+    return f"{quantities.time_title(kinds[0])} p50" if len(kinds) == 1 else "p50"
 
 
 def median_text(row: Row) -> str:
@@ -211,16 +160,6 @@ def scope_note(rows: Sequence[Row]) -> str:
     unfinished = [row for row in rows if row.unfinished]
     again = "repeat perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
     return f"± 95 % interval of the mean over processes, from {of}{f' ({again} continues)' if unfinished else ''}"
-
-
-def interval_text(interval: estimators.Interval) -> str:
-    """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
-    return with_width(interval, bare_time(interval), range_text(interval))
-
-
-def interval_or_about(interval: estimators.Interval) -> str:
-    """Return a time with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one."""
-    return f"≈ {bare_time(interval)}" if interval.low is None else interval_text(interval)
 
 
 def epoch_text(epoch: Epoch) -> str:
@@ -258,23 +197,23 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
     if metric is None or metric.value is None:
         return ""
     figures = min(supported_digits(basis), 3) if basis else max(supported_digits(interval_of(metric)), 3)
-    text = _with_unit(metric, metric.value, figures)
+    shown = partial(_with_unit, metric)
+    text = shown(metric.value, figures)
     if metric.low is not None and metric.high is not None:
-        ends = _ends_text(_with_unit(metric, metric.low), _with_unit(metric, metric.high))
-        text = with_width(interval_of(metric), text, ends)
+        text = with_width(interval_of(metric), text, range_text(interval_of(metric), shown))
     return f"≈ {text}" if metric.estimated else text
 
 
-def _with_unit(metric: Metric, value: float, figures: int = 3) -> str:
+def _with_unit(metric: Metric, value: float, figures: int) -> str:
     """Return a value of a metric, or an end of its interval, in the unit that suits its size.
 
     Args:
         figures: significant digits of seconds, joules and ratios; counts have three at most.
     """
-    unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
-    if unit is not None:
-        return pretty(value, unit, significant=min(figures, 3)).rstrip()
-    if metric.name in _SHARES:
+    quantity = quantities.of(metric)
+    if quantity.symbol is not None:
+        return pretty(value, quantity.symbol, significant=min(figures, 3)).rstrip()
+    if quantity.is_share:
         return percent(value)
     if metric.unit == "seconds":
         return units.format_seconds(value, figures)
@@ -296,9 +235,7 @@ def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     Args:
         kinds: names of the points' representative times, by which the rate of work is.
     """
-    if metric.name == WORK_RATE:
-        return f"FLOP/s at {median_title(kinds)}"
-    return _TITLES.get(metric.name) or metric.name.removesuffix(f"_{metric.unit}")
+    return quantities.of(metric).title.replace("{time}", median_title(kinds))
 
 
 def find_metric(row: Row, name: str) -> Metric | None:
@@ -311,7 +248,7 @@ def coverage_text(row: Row) -> str:
 
     Torch's own choice is not observed, cuDNN's kernels are not verified, and records of older versions lack the proof.
     """
-    asked, proven = (find_metric(row, name) for name in (COVERAGE, PROVEN))
+    asked, proven = (find_metric(row, name) for name in (quantities.COVERAGE, quantities.PROVEN))
     if asked is None or not asked.value:
         return metric_text(asked)
     if proven is None or proven.value is None:
@@ -344,21 +281,22 @@ def scaling_text(scaling: Scaling) -> str:
     If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
     direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
+    kind = quantities.time_title(scaling.time_kind)
     if scaling.doubt:
-        return f"{scaling.time_kind}: growth with the size not determined: {scaling.doubt}"
+        return f"{kind}: growth with the size not determined: {scaling.doubt}"
     fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
     sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
     where = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
-        return f"{scaling.time_kind} ≈ {constant}, does not grow with the size {where}"
+        return f"{kind} ≈ {constant}, does not grow with the size {where}"
     height, width = largest.input_size
     unit = f"{height}²" if height == width else f"({height}·{width})"
     law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
     share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
-    return f"{scaling.time_kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
+    return f"{kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
 
 
 def _exponent_text(exponent: estimators.Interval) -> str:
@@ -377,18 +315,8 @@ def _growth_text(exponent: estimators.Interval) -> str:
     return ", growing more slowly than the pixels" if slower else ""
 
 
-def _rounded(interval: estimators.Interval) -> tuple[int, float]:
-    figures = supported_digits(interval)
-    return figures, _to_figures(interval.value, figures)
-
-
 def _to_figures(value: float, figures: int) -> float:
     return float(f"{value:.{figures - 1}e}")
-
-
-def _figures_beside_ends(interval: estimators.Interval) -> int:
-    """The significant digits of a figure with its interval: those of the ends, where both are shown."""
-    return max(supported_digits(interval), _END_FIGURES) if _has_ends(interval) else supported_digits(interval)
 
 
 def _has_ends(interval: estimators.Interval) -> bool:

@@ -22,7 +22,7 @@ from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.summaries.wording import interval_text, percent_range
-from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
+from perfexp.tables.flat import Cell, Line, columns_of, with_ends
 
 #: What the statuses of a pass that ran as requested say about its kernels.
 _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
@@ -137,21 +137,14 @@ def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
     errors, selected, launching = one_pass["errors"], one_pass["selected"], one_pass.get("launching")
     speedup = one_pass.get("races", {}).get(launching, {}).get(selected, {})
     names = sorted(errors, key=lambda name: (name not in BASELINES, name))
+    times: Line = {}
+    for ending, other in (("", None), ("_eager", "eager")) if launching == "captured" else (("", None),):
+        for name in names:
+            times |= with_ends(f"{name}{ending}", seconds_of(one_pass, name, other), 1e3, "_ms")
     return {
         "launching": launching,
-        **_times("selected", seconds_of(one_pass, selected)),
+        **with_ends("selected", seconds_of(one_pass, selected), 1e3, "_ms"),
         **{f"selected_{name}": speedup.get(name) for name in ("speedup", "speedup_low", "speedup_high")},
         "selected_error": errors.get(selected),
-        **{column: cell for name in names for column, cell in _times(name, seconds_of(one_pass, name)).items()},
-        **{
-            column: cell
-            for name in names
-            for column, cell in _times(f"{name}_eager", seconds_of(one_pass, name, "eager")).items()
-            if launching == "captured"
-        },
+        **times,
     }
-
-
-def _times(name: str, time: Interval | None) -> dict[str, Cell]:
-    ends = (None, None, None) if time is None else (time.value, time.low, time.high)
-    return {f"{name}{ending}_ms": to_ms(value) for ending, value in zip(("", "_low", "_high"), ends, strict=True)}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.remarks import Raised, raised_diagnostics
 from perfexp.summaries.sweep_summary import diagnostics_of
-from perfexp.tables import tidy
+from perfexp.tables import flat
 
 #: Version of the document.
 _FORMAT = 1
@@ -37,8 +35,8 @@ def of_run(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> 
         "status": record.status.value,
         "diagnostics": [{**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised],
         "points": [
-            {name: cell for name, cell in line.items() if cell is not None and name not in tidy.IDENTITY}
-            for line in tidy.points(record, folder, further)
+            {name: cell for name, cell in line.items() if cell is not None and name not in flat.IDENTITY}
+            for line in flat.points(record, folder, further)
         ],
     }
 
@@ -66,16 +64,5 @@ def of_sweep(sweep: Sweep, runs: Sequence[tuple[Record, Path]], folder: Path) ->
 
 def text(content: Any) -> str:
     """Return JSON that any parser reads: numbers that are not finite are null."""
-    return json.dumps(_plain(content), indent=1, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+    finite = json.loads(json.dumps(content, default=str), parse_constant=lambda name: None)
+    return json.dumps(finite, indent=1, ensure_ascii=False)

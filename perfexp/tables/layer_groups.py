@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from perfexp.records.layer_lines import gap_of, name_of, pass_of, seconds_of
+from perfexp.records.quantities import CLOSURE
 from perfexp.records.record import Point
 from perfexp.summaries.subject import one_line
 
@@ -68,33 +71,60 @@ class Stretch:
     path: str = ""
 
 
+class _Part(NamedTuple):
+    """A line of layers, with its times scaled to the call without profiling; `start` is before its gap."""
+
+    line: Mapping[str, Any]
+    name: str
+    kind: str
+    which: str
+    start: float
+    gap: float
+    seconds: float
+
+
 def call_seconds(point: Point) -> float:
     """The time that the shares are parts of: that of the call without profiling, so that share × call is the time.
 
     Where the queue was not pre-filled, the gaps are the host's: then it is the sum of the medians.
     """
-    closure = point.metric("layers/closure")
-    if closure is None or closure.value is None or point.facts["layers"]["method"] == "unheld":
-        return sum(seconds_of(line) + gap_of(line) for line in point.facts["layers"]["lines"])
-    return float(np.median(point.facts["layers"]["call_seconds"])) / (1 + closure.value)
+    closure, layers = point.metric(CLOSURE), point.facts["layers"]
+    if closure is None or closure.value is None or layers["method"] == "unheld":
+        return _sum_of_lines(point)
+    return float(np.median(layers["call_seconds"])) / (1 + closure.value)
+
+
+def _sum_of_lines(point: Point) -> float:
+    return sum(seconds_of(line) + gap_of(line) for line in point.facts["layers"]["lines"])
+
+
+def _parts(point: Point) -> list[_Part]:
+    """The lines of a point in the order of execution."""
+    whole, start = _sum_of_lines(point), 0.0
+    scale = call_seconds(point) / whole if whole else 1.0
+    parts: list[_Part] = []
+    for line in point.facts["layers"]["lines"]:
+        gap, seconds = scale * gap_of(line), scale * seconds_of(line)
+        parts.append(_Part(line, name_of(line), one_line(line["kind"]), pass_of(line), start, gap, seconds))
+        start += (gap + seconds) * (line["share"] > 0)
+    return parts
 
 
 def merged(point: Point) -> list[Layer]:
     """The layers of a call, identical ones together, the longest first."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    lines = [line for line in point.facts["layers"]["lines"] if line["share"] > 0]
-    for number, line in enumerate(lines):
-        groups.setdefault(_identity(line) or (number,), []).append(line)
-    scale = _scale(point)
+    groups: dict[object, list[_Part]] = {}
+    for number, part in enumerate(_parts(point)):
+        if part.line["share"] > 0:
+            groups.setdefault(_identity(part) or number, []).append(part)
     layers = [
         Layer(
-            name=name_of_all([name_of(line) for line in group]),
-            kind=one_line(group[0]["kind"]),
-            which=pass_of(group[0]),
+            name=name_of_all([part.name for part in group]),
+            kind=group[0].kind,
+            which=group[0].which,
             count=len(group),
-            seconds=scale * sum(map(seconds_of, group)),
-            share=sum(line["share"] for line in group),
-            kernels=tuple(dict.fromkeys(name for line in group for name in line["kernels"])),
+            seconds=sum(part.seconds for part in group),
+            share=sum(part.line["share"] for part in group),
+            kernels=tuple(dict.fromkeys(name for part in group for name in part.line["kernels"])),
         )
         for group in groups.values()
     ]
@@ -103,20 +133,15 @@ def merged(point: Point) -> list[Layer]:
 
 def by_kind(point: Point) -> dict[str, dict[str, float]]:
     """Seconds of the largest kinds by pass, then those of the others together and of the gaps, without empty ones."""
-    sums: dict[str, dict[str, float]] = {}
-    gaps, scale = dict[str, float](), _scale(point)
-    for line in point.facts["layers"]["lines"]:
-        kind, which = one_line(line["kind"]), pass_of(line)
-        of_kind = sums.setdefault(kind, {})
-        of_kind[which] = of_kind.get(which, 0.0) + scale * seconds_of(line)
-        gaps[which] = gaps.get(which, 0.0) + scale * gap_of(line)
-    ordered = sorted(sums, key=lambda kind: -sum(sums[kind].values()))
-    rest = dict[str, float]()
-    for kind in ordered[MOST_KINDS:]:
-        for which, seconds in sums[kind].items():
-            rest[which] = rest.get(which, 0.0) + seconds
-    found = {kind: sums[kind] for kind in ordered[:MOST_KINDS]} | {OTHERS: rest, GAPS: gaps}
-    return {kind: passes for kind, passes in found.items() if sum(passes.values()) > 0}
+    parts, totals = _parts(point), defaultdict[str, float](float)
+    for part in parts:
+        totals[part.kind] += part.seconds
+    largest = sorted(totals, key=lambda kind: -totals[kind])[:MOST_KINDS]
+    sums: dict[str, dict[str, float]] = {kind: defaultdict(float) for kind in (*largest, OTHERS, GAPS)}
+    for part in parts:
+        sums[part.kind if part.kind in largest else OTHERS][part.which] += part.seconds
+        sums[GAPS][part.which] += part.gap
+    return {kind: dict(passes) for kind, passes in sums.items() if sum(passes.values()) > 0}
 
 
 def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
@@ -124,74 +149,58 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
 
     The name of a layer's stretch is its kind.
     """
-    scale, start = _scale(point), 0.0
-    lines, starts = [line for line in point.facts["layers"]["lines"] if line["share"] > 0], list[float]()
-    for line in lines:
-        starts.append(start)
-        start += scale * (seconds_of(line) + gap_of(line))
-    parts = [name_of(line).split(".") for line in lines]
-    depth = _stage_depth(parts, [line["share"] for line in lines])
-    levels = {"pass": [pass_of(line) for line in lines]}
-    levels["stage"], levels["block"] = ([".".join(part[:end]) for part in parts] for end in (depth, depth + 1))
+    parts = [part for part in _parts(point) if part.line["share"] > 0]
+    depth = _stage_depth(parts)
     rows: list[tuple[str, list[Stretch]]] = []
-    for title, names in levels.items():
+    for title, end in (("pass", 0), ("stage", depth), ("block", depth + 1)):
         is_below = depth > 1 if title == "stage" else bool(rows) and rows[-1][0] == "stage"
-        row = _stretches(lines, names, starts, start, is_below=is_below)
+        row = _stretches(parts, end, is_below=is_below)
         if len(row) > (len(rows[-1][1]) if rows else 1):
             rows.append((title, row))
-    layers = [part for line, at in zip(lines, starts, strict=True) for part in _parts(line, at, scale)]
+    layers: list[Stretch] = []
+    for part in parts:
+        which, kind, begin = part.which, part.kind, part.start + part.gap
+        if part.gap > 0:
+            layers.append(Stretch(name=GAPS, label=GAPS, which=which, start=part.start, seconds=part.gap))
+        path = one_line(part.name)
+        layers.append(Stretch(name=kind, label=kind, which=which, start=begin, seconds=part.seconds, path=path))
     return [*rows, ("layer", layers)]
 
 
-def _stage_depth(parts: Sequence[Sequence[str]], shares: Sequence[float]) -> int:
+def _beginning(part: _Part, depth: int) -> str:
+    return ".".join(part.name.split(".")[:depth])
+
+
+def _stage_depth(parts: Sequence[_Part]) -> int:
     """The first level of the paths with several parts of which none is nearly all of the call."""
     for depth in range(1, _MOST_DEPTH):
-        sums: dict[tuple[str, ...], float] = {}
-        for part, share in zip(parts, shares, strict=True):
-            place = tuple(part[:depth])
-            sums[place] = sums.get(place, 0.0) + share
+        sums = defaultdict[str, float](float)
+        for part in parts:
+            sums[_beginning(part, depth)] += part.line["share"]
         if len(sums) >= _LEAST_STAGES and max(sums.values()) < _NEARLY_ALL * sum(sums.values()):
             return depth
     return 1
 
 
-def _parts(line: Mapping[str, Any], start: float, scale: float) -> list[Stretch]:
-    """The gap before a layer, if there is one, and the layer."""
-    gap, kind, which = scale * gap_of(line), one_line(line["kind"]), pass_of(line)
-    before = [Stretch(name=GAPS, label=GAPS, which=which, start=start, seconds=gap)] if gap > 0 else []
-    place = {"start": start + gap, "seconds": scale * seconds_of(line)}
-    return [*before, Stretch(name=kind, label=kind, which=which, path=one_line(name_of(line)), **place)]
-
-
-def _stretches(
-    lines: Sequence[Mapping[str, Any]], names: Sequence[str], starts: Sequence[float], end: float, *, is_below: bool
-) -> list[Stretch]:
-    row: list[Stretch] = []
-    firsts = [
-        index
-        for index in range(len(lines))
-        if not index or (names[index], pass_of(lines[index])) != (names[index - 1], pass_of(lines[index - 1]))
-    ]
-    for index, following in zip(firsts, [*firsts[1:], None], strict=True):
-        until = end if following is None else starts[following]
-        name, which = one_line(names[index]), pass_of(lines[index])
+def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[Stretch]:
+    """Neighbors with the same beginning of their paths; for depth 0, of the same pass."""
+    row = []
+    for (which, beginning), group in groupby(parts, key=lambda part: (part.which, _beginning(part, depth))):
+        members = list(group)
+        name = one_line(beginning or which)
         label = name.rpartition(".")[2] if is_below else name
-        row.append(Stretch(name=name, label=label, which=which, start=starts[index], seconds=until - starts[index]))
+        seconds = sum(part.gap + part.seconds for part in members)
+        row.append(Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds))
     return row
 
 
-def _scale(point: Point) -> float:
-    whole = sum(seconds_of(line) + gap_of(line) for line in point.facts["layers"]["lines"])
-    return call_seconds(point) / whole if whole else 1.0
-
-
-def _identity(line: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _identity(part: _Part) -> object:
     """All that identical layers have in common; None where shapes are unknown."""
+    line = part.line
     if not line["inputs"] or not line["key"]:
         return None
     shapes = msgspec.json.encode([line["inputs"], line["outputs"], line["convolution"]])
-    pattern = NUMBER.sub("0", name_of(line))
-    return pattern, line["kind"], pass_of(line), shapes, tuple(sorted(line["kernels"]))
+    return NUMBER.sub("0", part.name), line["kind"], part.which, shapes, tuple(sorted(line["kernels"]))
 
 
 def name_of_all(names: Sequence[str]) -> str:
@@ -203,10 +212,8 @@ def name_of_all(names: Sequence[str]) -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Numbers in words, successive ones as a range: `0,2-4`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    texts = []
+    for _, group in groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        texts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ",".join(texts)

@@ -10,12 +10,13 @@ from typing import Any
 from perfexp.records import races
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import DISAGREES, IGNORE, gap_of, name_of, seconds_of
+from perfexp.records.quantities import ENERGY
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.tables import layer_groups
-from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
+from perfexp.tables.flat import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
 _TOP = 7
@@ -59,7 +60,9 @@ def rows(record: Record) -> list[Row]:
     for point in points(record):
         key = timed_key(point.key)
         of_point: Line = columns_of(about, key)
-        passes, joules = _passes(timed.get(key)), _joules(timed.get(key))
+        own = timed.get(key)
+        energy, passes = own.metric(ENERGY) if own else None, _passes(own)
+        joules = energy.value if energy else None
         profiled = point.facts["layers"]["lines"]
         around = _around(line["key"] or {} for line in profiled)
         for line in profiled:
@@ -167,11 +170,6 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
     return passes
 
 
-def _joules(timed: Point | None) -> float | None:
-    metric = timed.metric("energy/per_call_joules") if timed else None
-    return metric.value if metric else None
-
-
 def _sizes(values: Any) -> str | None:
     return "×".join(map(str, values)) if values else None
 
@@ -209,21 +207,20 @@ def with_winners(competing: Sequence[Row]) -> list[Line]:
     Rows that another algorithm computed neither win nor are compared. Only a layer or an operation has a winner, and
     only if several algorithms were measured. The lines of the rows have the device and the execution.
     """
-    fastest: dict[tuple[Cell, ...], Line] = {}
-    candidates = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]
-    for line in sorted(candidates, key=_milliseconds):
-        fastest.setdefault(_comparable(line), line)
+    fastest: dict[tuple[Cell, ...], Row] = {}
     algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)
-    for row in competing:
-        algorithms[_comparable(row.line)].add(row.line["algorithm"])
+    for row in sorted(competing, key=_milliseconds):
+        place = _comparable(row.line)
+        algorithms[place].add(row.line["algorithm"])
+        if row.is_leaf and row.is_own and _milliseconds(row):
+            fastest.setdefault(place, row)
     lines_with_winners: list[Line] = []
     for row in competing:
         place = _comparable(row.line)
         best = fastest.get(place) if row.is_leaf and len(algorithms[place]) > 1 else None
-        is_compared = row.is_own and row.line["p50_ms"]
-        ratio = _milliseconds(row.line) / _milliseconds(best) if best and is_compared else None
-        winner: Line = {"fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio}
-        lines_with_winners.append(row.line | winner)
+        ratio = _milliseconds(row) / _milliseconds(best) if best and row.is_own and _milliseconds(row) else None
+        winner = best.line["algorithm"] if best else None
+        lines_with_winners.append(row.line | {"fastest_algorithm": winner, "p50_over_fastest": ratio})
     return lines_with_winners
 
 
@@ -231,5 +228,5 @@ def _comparable(line: Line) -> tuple[Cell, ...]:
     return tuple(line.get(name) for name in _COMPARABLE)
 
 
-def _milliseconds(line: Line) -> float:
-    return float(line["p50_ms"] or 0.0)
+def _milliseconds(row: Row) -> float:
+    return float(row.line["p50_ms"] or 0.0)

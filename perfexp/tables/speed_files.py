@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from perfexp.errors import UserError
-from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.speed import Speed, of_record, placing
 
 _REPEAT = "Move it away and repeat the command: the measurements are kept."
-_KEPT = "The measurements are kept, and the run's own folder has the file."
+_OTHER = "choose another speed_dir=DIR. The measurements are kept, and the run's own folder has the file."
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
     """Write the speed file of each training of a finished run; return those in the run's folder.
 
-    Calls `on_error` for each file that cannot be written to its place; raises OSError if that is the run's folder.
+    Calls `on_error` for each file that cannot be written to its place.
     """
     speeds = of_record(record, paths.root)
-    written: dict[Path, Speed] = {}
-    for speed in speeds:
-        path = paths.root / speed.file_name
-        try:
-            placing.refuse_foreign(path, _REPEAT)
-            written[path] = speed
-        except UserError as error:
-            on_error(str(error))
-    if written:
-        paths.claim(*written)  # all at once: a sweep of sizes has a hundred
-    for path, speed in written.items():
-        write_atomically(path, speed.to_json())
+    written = _put(speeds, paths.root, _REPEAT, on_error)
     folder = _speed_dir(record, paths.root)
     if speeds and folder is not None:
         _place(speeds, folder, _logs_of_sweep(record, paths.root), on_error)
-    return list(written)
+    return written
 
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
@@ -58,18 +46,27 @@ def _speed_dir(record: Record, root: Path) -> Path | None:
 def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
     """Put a run's speed files into `speed_dir`, without overwriting those whose logs are of the same sweep."""
     try:
-        placing.refuse_no_folder(folder, f"choose another speed_dir=DIR. {_KEPT}")
+        placing.refuse_no_folder(folder, _OTHER)
     except UserError as error:
         return on_error(str(error))
+    _put((_free(speed, folder, logs) for speed in speeds), folder, f"Move it away, or {_OTHER}", on_error)
+
+
+def _free(speed: Speed, folder: Path, logs: Collection[str]) -> Speed:
+    """The training with the first number whose file is not that of another log of the sweep."""
+    others = [log for log in logs if log != speed.log_file]
+    named = placing.numbered(speed)
+    return next(name for name in named if (placing.whose(folder / name.file_name) or "") not in others)
+
+
+def _put(speeds: Iterable[Speed], folder: Path, remedy: str, on_error: Callable[[str], None]) -> list[Path]:
+    written = []
     for speed in speeds:
-        others = [log for log in logs if log != speed.log_file]
-        named = next(
-            name for name in placing.numbered(speed) if (placing.whose(folder / name.file_name) or "") not in others
-        )
         try:
-            placing.put(named, folder, remedy=f"Move it away, or choose another speed_dir=DIR. {_KEPT}")
+            written.append(placing.put(speed, folder, remedy=remedy))
         except UserError as error:
             on_error(str(error))
+    return written
 
 
 def _own(speed: Speed, folder: Path) -> Path | None:

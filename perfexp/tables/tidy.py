@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfexp.diagnosis.environment import fact_at
-from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record
-from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import subject
-from perfexp.sweep import parse_sizes
-from perfexp.tables import csv_tables, layer_tables
-from perfexp.tables.csv_tables import Line
+from perfexp.tables import csv_tables, flat, layer_tables
+from perfexp.tables.flat import Line
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns that identify the run of a line, in their order.
-IDENTITY = (
-    *("run_uid", "run_name", "folder", "host", "device_name", "driver", "torch", "cudnn", "git_commit", "git_dirty"),
-    *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
-)
-#: Columns of `csv_tables.overall` whose names do not end in their unit.
-_RENAMED = {"mean": "mean_ms", "std": "std_ms", "min": "min_ms", "max": "max_ms"}
-_AXIS = "axis_"
 #: Columns of texts, even without values; any other column without values is one of figures.
-_TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
+_TEXTS = frozenset(flat.IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     *("model", "algorithm", "mode", "execution", "input_size", "phase", "precision", "time_kind", "stop_reason"),
     *("percentile_kind", "estimated", "status", "doubts", "error", "series"),
     *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
@@ -49,39 +37,11 @@ _HEAD = (
 Block = dict[str, Any]
 
 
-def points(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
-    """Return one line for each timed point, as in `csv_tables.overall`, after the run's identity; at least a status."""
-    identity, about = _identity(record, folder), subject(record.plan, record.environment)
-    lines = [_point(line) for line in csv_tables.overall(record, further=further)] or [{"status": record.status.value}]
-    names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
-    return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
-
-
 def layers(record: Record, folder: Path) -> list[layer_tables.Row]:
     """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
-    about = _identity(record, folder) | {"execution": subject(record.plan, record.environment).execution}
-    return [replace(row, line=about | _point(row.line)) for row in layer_tables.rows(record)]
-
-
-def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
-    """Return the line of a run that left no record: its sweep, and the reason."""
-    return {
-        **dict.fromkeys(IDENTITY),
-        "run_name": child.name,
-        "folder": folder.as_posix(),
-        "sweep_uid": sweep.uid,
-        "sweep_job": child.job,
-        **_axes(child.axes),
-        "status": child.status.value,
-        "error": child.error,
-    }
-
-
-def aligned(lines: Sequence[Line]) -> list[Line]:
-    """Return lines of several runs with the same columns: identity, the axes of sweeps, then the rest."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    names.sort(key=lambda name: (name not in IDENTITY) + (name not in IDENTITY and not name.startswith(_AXIS)))
-    return [{name: line.get(name) for name in names} for line in lines]
+    execution = subject(record.plan, record.environment).execution
+    about = flat.identity_of(record, folder) | {"execution": execution}
+    return [replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(record)]
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
@@ -103,7 +63,7 @@ def blocks(record: Record) -> list[Block]:
         {
             "run_uid": record.uid,
             "phase": point.key.phase,
-            **_size(*point.key.input_size),
+            **flat.size_cells(*point.key.input_size),
             "batch_size": point.key.batch_size,
             "precision": point.key.precision,
             "replicate": point.key.replicate,
@@ -152,60 +112,12 @@ def samples_csv(series: Sequence[Block]) -> bytes:
     return content.encode("utf-8", errors="replace")
 
 
-def _identity(record: Record, folder: Path) -> Line:
-    facts, sweep = record.environment, record.sweep
-    return {
-        "run_uid": record.uid,
-        "run_name": record.name,
-        "folder": folder.as_posix(),
-        "host": _fact(facts, "host"),
-        "device_name": _fact(facts, "device.name"),
-        "driver": _fact(facts, "device.driver"),
-        "torch": _fact(facts, "packages.torch"),
-        "cudnn": _fact(facts, "device.cudnn"),
-        "git_commit": _fact(facts, "git.commit"),
-        "git_dirty": {"True": True, "False": False}.get(str(_fact(facts, "git.dirty"))),
-        "plan_hash": record.plan_hash,
-        "perfexp_version": record.perfexp_version,
-        "started": record.started,
-        "sweep_uid": sweep.uid if sweep else None,
-        "sweep_job": sweep.job if sweep else None,
-        **_axes(sweep.axes if sweep else {}),
-    }
-
-
-def _fact(facts: dict[str, Any], place: str) -> str | None:
-    fact = fact_at(facts, place)
-    return None if fact is None else str(fact)
-
-
-def _axes(axes: Mapping[str, str]) -> Line:
-    return {f"{_AXIS}{name}": value for name, value in axes.items()}
-
-
-def _point(line: Line) -> Line:
-    """A line of `csv_tables.overall` with units in its names and the size in pixels; the identity has the device."""
-    tidy_line: Line = {}
-    for name, cell in line.items():
-        if name == "input_size":
-            [size] = parse_sizes(cell)
-            tidy_line |= _size(*size)
-        elif name != "device":
-            tidy_line[_RENAMED.get(name, name)] = cell
-    return tidy_line
-
-
-def _size(height: int, width: int) -> Line:
-    label = str(height) if height == width else f"{height}x{width}"
-    return {"input_size": label, "input_height_pixels": height, "input_width_pixels": width}
-
-
-def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
+def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
     import pandas as pd
 
     if name == "started":
         return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
-    if name.startswith(_AXIS):
+    if name.startswith(flat.AXIS):
         texts = pd.Series(cells, dtype="string")
         if texts.dropna().str.lower().isin(("true", "false")).all():
             return texts.str.lower().map({"true": True, "false": False}).astype("boolean")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,17 @@ from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.cold_starts import first_predictions
-from perfexp.records.record import Epoch, Key, Metric, Record, Status
+from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
+from perfexp.records.record import Epoch, Metric, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import PEAK_MEMORY, find_metric, percentile, service_time
+from perfexp.summaries.wording import percentile, service_time
 
 #: Version of the file's own keys; the record inside has its `schema_version`.
 FORMAT = 1
 _BEGINNING = "benchmark_"
-
-_ENERGY = "energy/per_image_joules"
+_TO_MS = partial(mul, 1e3)
 
 Entry = dict[str, Any]
 
@@ -41,15 +43,16 @@ def name(record: Record) -> str:
 
 def is_wanted(record: Record) -> bool:
     """Whether the run's plan has `export.vendor_json=true`, and anything was timed."""
-    wanted = record.plan.get("export")
     is_timed = any(point.status is Status.OK and point.key.is_timed for point in record.points)
-    return is_timed and isinstance(wanted, Mapping) and wanted.get("vendor_json") is True
+    return is_timed and fact_at(record.plan, "export.vendor_json") is True
 
 
 def to_json(record: Record) -> bytes:
     """Return the file; figures have a value and the ends of their 95 % interval, null where there is none."""
     table, about = rows(record), subject(record.plan, record.environment)
     starts = {(first.key.input_size, first.key.batch_size): first.total for first in first_predictions(record)}
+    epochs = {point.key: point.epochs for point in record.points}
+    start, end = (datetime.fromisoformat(time) for time in (record.started, record.ended))
     content = {
         "format": FORMAT,
         "vendor": vendor(record.environment),
@@ -59,8 +62,8 @@ def to_json(record: Record) -> bytes:
         "algorithm": about.algorithm,
         "execution": about.execution,
         "parameters": fact_at(record.environment, "session.parameters"),
-        "total_runtime_seconds": _seconds_between(record.started, record.ended),
-        "training": [_training(row, _epochs(record, row.key)) for row in table if row.key.phase == "train"],
+        "total_runtime_seconds": (end - start).total_seconds(),
+        "training": [_training(row, epochs.get(row.key, [])) for row in table if row.key.phase == "train"],
         "inference": [
             _inference(row, requested_percentiles(record), starts.get((row.key.input_size, row.key.batch_size)))
             for row in table
@@ -89,10 +92,6 @@ def load(path: Path) -> Record:
     return Record.from_json(bytes(content.record), source=str(path))
 
 
-def _epochs(record: Record, key: Key) -> list[Epoch]:
-    return next((point.epochs for point in record.points if point.key == key), [])
-
-
 def _training(row: Row, epochs: list[Epoch]) -> Entry:
     """Times of whole epochs are those of the first process; only the total has evaluations and checkpoints."""
     parts = [(epoch.seconds, epoch.evaluation_seconds, epoch.checkpoint_seconds) for epoch in epochs]
@@ -114,26 +113,24 @@ def _inference(row: Row, percentiles: Sequence[float], first_seconds: Interval |
     line = _common(row) | {
         "predictions_per_second": _figure(rate),
         "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
-        "ttfp_milliseconds": _figure(first_seconds, _ms),
+        "ttfp_milliseconds": _figure(first_seconds, _TO_MS),
     }
     for number in percentiles:
-        line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _ms) if service else None
-    accuracy = find_metric(row, "accuracy")
+        line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _TO_MS) if service else None
     return line | {
-        "accuracy": accuracy.value if accuracy else None,
-        "energy_joules_per_prediction": _figure(find_metric(row, _ENERGY)),
+        "accuracy": row.value(ACCURACY),
+        "energy_joules_per_prediction": _figure(row.metric(IMAGE_ENERGY)),
     }
 
 
 def _common(row: Row) -> Entry:
-    memory = find_metric(row, PEAK_MEMORY)
     return {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
         "status": row.status.value,
         "processes": row.processes,
-        "memory_peak_bytes": memory.value if memory else None,
+        "memory_peak_bytes": row.value(PEAK_MEMORY),
         "metrics": {metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")},
     }
 
@@ -144,11 +141,3 @@ def _figure(figure: Interval | Metric | None, scaled: Callable[[float], float] =
         return None
     ends = () if figure.low is None or figure.high is None else sorted(map(scaled, (figure.low, figure.high)))
     return {"value": scaled(figure.value), "low": ends[0] if ends else None, "high": ends[1] if ends else None}
-
-
-def _seconds_between(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
-
-
-def _ms(seconds: float) -> float:
-    return seconds * 1e3

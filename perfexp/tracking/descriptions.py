@@ -11,7 +11,7 @@ from typing import Any
 from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
-from perfexp.records.estimates import is_estimate
+from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
@@ -20,7 +20,7 @@ from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare_time, median_text, row_rate_text
+from perfexp.summaries.wording import bare, median_text, row_rate_text
 from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, allowed, clean, signed
 
 #: Tags of facts, and their places in the environment; the first place with a value counts.
@@ -115,7 +115,7 @@ def of_user(plan: dict[str, Any]) -> list[str]:
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
     """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
     # MLflow's page already has the run's name as its title
-    page = markdown.markdown(record).partition("\n")[2].strip("\n")
+    page = markdown.markdown(record).removeprefix("# ").strip("\n")
     files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
     return _note(*of_user(record.plan), *_head(record, table), page, *files)
 
@@ -159,9 +159,9 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
         rows = [row for row in table if row.key.phase == phase]
         timed = sorted((row for row in rows if row.time), key=_median)
         if len(rows) == len(timed) == 1:
-            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
+            text = f"{time_title(rows[0].time_kind)} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
         elif timed:
-            kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+            kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in rows if row.time_kind))
             text = f"{kinds} p50 {_bare(timed[0])} … {_bare(timed[-1])} at {len(timed)} of {len(rows)} points"
         else:
             text = f"nothing was measured: {', '.join(dict.fromkeys(row.status.value for row in rows))}"
@@ -174,7 +174,7 @@ def _median(row: Row) -> float:
 
 def _bare(row: Row) -> str:
     """The time of a row without its interval, `≈` before it if that is missing."""
-    return f"{'≈ ' * is_estimate(row, row.time_kind)}{bare_time(row.time.median)}" if row.time and row.time_kind else ""
+    return f"{'≈ ' * (row.time.median.low is None)}{bare(row.time.median)}" if row.time else ""
 
 
 def _note(*blocks: str) -> str:

@@ -9,13 +9,12 @@ from itertools import accumulate
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
-from perfexp.records.estimates import is_estimate, is_rate_estimate
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Point, Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import MODEL_AXES, label, varying
-from perfexp.tables.quantities import Quantity
+from perfexp.tables.flat import Quantity
 from perfexp.tracking.delivery import Figure, to_ms
 from perfexp.tracking.descriptions import reasons
 from perfexp.tracking.store import NAME_LENGTH, allowed
@@ -93,12 +92,13 @@ def best(table: Sequence[Row]) -> Iterator[Quantity]:
         for kind in _TIMES:
             if timed := [row for row in of_phase if kind in row.times]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)
-                value, is_estimated = row.times[kind].median.value * 1e3, is_estimate(row, kind)
-                yield Quantity("best", f"{prefix}{kind}_p50_ms", value, row.key, 0, estimated=is_estimated)
-        if rated := [(rate.value, row) for row in of_phase if (rate := row.samples_per_second)]:
-            value, row = max(rated, key=lambda one: one[0])
-            estimated = is_rate_estimate(row)
-            yield Quantity("best", f"{prefix}samples_per_second", value, row.key, 0, estimated=estimated)
+                median = row.times[kind].median
+                is_estimated = median.low is None
+                yield Quantity("best", f"{prefix}{kind}_p50_ms", median.value * 1e3, row.key, 0, estimated=is_estimated)
+        if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
+            rate, row = max(rated, key=lambda one: one[0].value)
+            is_estimated = rate.low is None
+            yield Quantity("best", f"{prefix}samples_per_second", rate.value, row.key, 0, estimated=is_estimated)
 
 
 def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:

@@ -20,9 +20,8 @@ from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
 from perfexp.summaries.sweep_summary import paired
-from perfexp.tables import csv_tables
-from perfexp.tables.csv_tables import Cell
-from perfexp.tables.quantities import PointRun, by_size, of_epochs, point_runs, quantities
+from perfexp.tables import flat
+from perfexp.tables.flat import Cell, PointRun, by_size, of_epochs, point_runs, quantities
 from perfexp.tracking import descriptions, figures, run_names, run_params
 from perfexp.tracking.delivery import DEFAULT_EXPERIMENT, Figure, Payload, Upload, to_ms
 from perfexp.tracking.descriptions import reasons, safe_uid
@@ -51,7 +50,7 @@ def of_run(record: Record, folder: Path) -> Payload:
     files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
-    points, first_tags = table_of(csv_tables.overall(record, table))
+    points, first_tags = table_of(flat.overall(record))
     tags = {
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,
@@ -88,7 +87,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
     table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
     metrics, notes = figures.of(figures.best(table), lambda _: ended)
-    points, first_tags = table_of(csv_tables.sweep(sweep, records) if records else [])
+    points, first_tags = table_of(flat.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),

@@ -11,7 +11,7 @@ from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, read_points
-from perfexp.worker.results import append, begin
+from perfexp.worker.points import append, begin
 from perfexp.worker.workbench import Workbench
 
 

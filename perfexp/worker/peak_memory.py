@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import ge
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfexp.algorithms.default import Default
-from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import DeviceMismatch, Unsupported, UserError
-from perfexp.host import gpu_sheets
+from perfexp.errors import Unsupported, UserError
 from perfexp.host.forked import Ended, Forked
-from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import Trial, bracket, next_batch
@@ -60,7 +56,7 @@ class MemoryTrace:
             if is_set:
                 raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
         self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
-        self._gpu_name, self._facts = _sheet(plan, workspaces.device_name if workspaces else None)
+        self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
         model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
@@ -172,55 +168,6 @@ class MemoryTrace:
                 trials.append(Trial(batch, peak <= limit, peak))
             batch = next_batch(trials, start=1, capacity_bytes=limit, most=_MOST_TRACES)
         return bracket(trials)[0] or None
-
-
-def _sheet(plan: config.Plan, product: str | None) -> tuple[str, GpuFacts]:
-    """Return name and facts of the plan's GPU; gpu=auto has those of the device that is present."""
-    facts = GpuFacts.of_node(plan.gpu.get("facts"))
-    if facts.memory_bytes is None and product is not None:
-        files = gpu_sheets.read(plan.config_dirs())
-        if name := gpu_sheets.matching(files, product):
-            return name, files[name].facts
-    return plan.gpu_name, facts
-
-
-def workspaces_of(
-    plan: config.Plan,
-    *,
-    stack: ExitStack,
-    reserved: Callable[[Device], AbstractContextManager[None]],
-    progress: Callable[[str], None] = lambda text: None,
-) -> Workspaces | None:
-    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
-
-    Args:
-        stack: holds the device from the first measurement on.
-        reserved: context in which no other process measures on a device.
-        progress: called with a status line before each measurement.
-    """
-    from perfexp.probes.workspaces import Workspaces  # with torch
-
-    if not isinstance(config.build(plan.algorithm), Default):
-        return None
-    device: Device | None = None
-    with suppress(DeviceMismatch):
-        device = config.build(plan.gpu)
-    if device is not None and device.kind != "cuda":
-        return None
-
-    def start() -> None:
-        assert device is not None
-        stack.enter_context(reserved(device))
-        device.start()
-
-    return Workspaces(
-        precision=plan.precision,
-        execution=plan.execution,
-        device=device,
-        match=plan.gpu.get("match"),
-        start=start,
-        progress=progress,
-    )
 
 
 def forked_trace(plan: config.Plan) -> Forked:

@@ -1,25 +1,56 @@
-"""Measure the points of a plan one after the other and append each result at once."""
+"""Measure the points of a plan one after the other and append each result to points.jsonl at once."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 import traceback
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from perfexp import sweep
-from perfexp.errors import UserError
+from perfexp.errors import Unsupported, UserError
+from perfexp.host import fork_server
+from perfexp.host.forked import Ended
 from perfexp.plan import config
-from perfexp.prediction import largest_batch
+from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes, trials_of
+from perfexp.records import diagnostics, units
 from perfexp.records.messages import UNTRAINED, Events
-from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Point, Status, missing, read_points, timed_key
-from perfexp.worker import batch_trials, results
+from perfexp.records.paths import RunPaths, append_line
+from perfexp.records.quantities import PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
+from perfexp.records.record import (
+    LARGEST,
+    Key,
+    Metric,
+    Point,
+    Status,
+    missing,
+    point_to_line,
+    read_points,
+    timed_key,
+    trial_key,
+    tried_key,
+)
 
 if TYPE_CHECKING:
     from perfexp.data import Data
     from perfexp.measuring.procedure import Procedure
     from perfexp.worker.peak_memory import MemoryGuard
 
+#: The clock before any code of the user's was imported.
+_CLOCK = time.perf_counter_ns
+#: Modules whose forked processes never return to the worker.
+_HARMLESS = ("multiprocessing.popen_fork", "subprocess")
+#: Whether this process has begun a point.
+_has_begun: list[bool] = []
+#: The time from the start of this process to its first point, until that has been appended.
+_start_seconds: list[float] = []
+#: Names of the modules that have forked this process since the point in progress began.
+_forks: list[str] = []
 #: Files that cannot be used, of which the console shows each.
 _SHOWN_PROBLEMS = 20
 
@@ -41,19 +72,20 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):  # it may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-            results.begin(key, emit)
-            # where a smaller point ran out of memory, this one would as well
-            predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if chosen.skip_larger else [])
-            if predicted is None and plan.infers_trained:
-                predicted = _without_training(key, read_points(paths.points))
-            if guard is not None and predicted is None:
-                predicted = guard.refuse(key, read_points(paths.points))
+            begin(key, emit)
+            results, predicted = read_points(paths.points), None
+            if chosen.skip_larger:  # where a smaller point ran out of memory, this one would as well
+                predicted = sweep.predicted_out_of_memory(key, results)
+            if plan.infers_trained:
+                predicted = predicted or _without_training(key, results)
+            if guard is not None:
+                predicted = predicted or guard.refuse(key, results)
             point = predicted or procedure.measure(key)
-            if key not in keys and (before := sweep.shrunk(read_points(paths.points)).get(key)):
+            if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
-            if plan.seeks_batch and (trials := largest_batch.trials_of(key, earlier)):
-                batch_trials.add_trials(point, trials)
-            results.append(point, paths, emit)
+            if plan.seeks_batch and (trials := trials_of(key, earlier)):
+                add_trials(point, trials)
+            append(point, paths, emit)
             out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
             if out_of_step or procedure.device.is_lost():
                 return False
@@ -74,9 +106,9 @@ def _report_problems(data: Data, emit: Events) -> None:
     for number, problem in enumerate(problems):
         print(f"left out: {problem}")
         if number < _SHOWN_PROBLEMS:
-            emit("block", text=f"left out: {problem}", is_result=True)
+            emit.block(f"left out: {problem}", is_result=True)
     if len(problems) > _SHOWN_PROBLEMS:
-        emit("block", text=f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
+        emit.block(f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
 
 
 def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:
@@ -86,14 +118,14 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
     for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
-        results.begin(key, emit)
+        begin(key, emit)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:
             point = dissect(procedure, key, timed, first=is_first)
             is_first = is_first and "layers" not in point.facts
         else:
             point = not_tried(key, timed)
-        results.append(point, paths, emit)
+        append(point, paths, emit)
         if procedure.device.is_lost():
             break
 
@@ -116,7 +148,7 @@ def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
-    emit("block", text="ceilings")
+    emit.block("ceilings")
     try:
         from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without
 
@@ -124,3 +156,107 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
     except Exception:  # the points' own times do not depend on it
         traceback.print_exc()
         return {}
+
+
+def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events) -> None:
+    """Try the batch that is due next and append the result.
+
+    Raises UserError for a device whose memory has no limit.
+    """
+    from perfexp.measuring.memory_search import try_calls  # with the probes, which a cold start does without
+
+    device = procedure.device
+    capacity = device.facts().get("memory_bytes")
+    if device.kind == "cpu" or not capacity:
+        raise UserError(f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N.")
+    key = tried_key(plan.trial_keys(read_points(paths.points))[0])
+    if key.batch_size == LARGEST:
+        emit.block("tracing the memory for the first batch to try")
+        key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
+    procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
+    begin(trial_key(key), emit)
+    point = try_calls(procedure, key)
+    point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
+    append(point, paths, emit)
+    emit.block(f"{key}: {_outcome(point)}", is_result=True)
+
+
+def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
+    """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
+    assert procedure.memory_trace is not None
+    try:
+        return procedure.memory_trace(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
+    except (UserError, Unsupported, Ended):
+        return SMALLEST
+
+
+def _outcome(point: Point) -> str:
+    if point.status is not Status.OK:
+        return point.status.value
+    used = point.metric(PEAK_MEMORY)
+    return "fits" if used is None or used.value is None else f"fits, peak {units.format_bytes(used.value)}"
+
+
+def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
+    """Add the trials of its batch to a timed point: as facts, their number, and the smallest batch that did not fit."""
+    point.facts[TRIALS] = list(trials)
+    _, fails = bracket(outcomes(trials))
+    failed = next((one for one in trials if one["batch_size"] == fails), None)
+    reason = None if failed else f"not reached in {len(trials)} trials"
+    point.metrics += [
+        Metric.of(TRIED_BATCHES, len(trials)),
+        Metric.of(TOO_LARGE, fails if failed else None, reason=reason),
+    ]
+    if point.status is Status.OK and fails - point.key.batch_size > 1:
+        beyond = f"{fails} does not" if failed else "no larger one was tried"
+        point.doubts.append(
+            diagnostics.make("largest_batch_open", batch=point.key.batch_size, beyond=beyond, trials=len(trials))
+        )
+
+
+def begin(key: Key, emit: Events) -> None:
+    """Report that the measurement of a point begins; forks before it do not count."""
+    _forks.clear()
+    if not _has_begun:
+        _has_begun.append(True)
+        _start_seconds.append(_age_seconds())
+    emit.point(key)
+
+
+def append(point: Point, paths: RunPaths, emit: Events) -> None:
+    """Append a point; it failed if its code forked this process or replaced the clock. A copy ends here."""
+    emit.end_copy()
+    if fork_server.process_start is not None:
+        point.facts["process_start"] = fork_server.process_start
+    if _start_seconds:
+        point.facts["start_seconds"] = round(_start_seconds.pop(), 3)
+    if point.status is Status.OK and _forks:
+        point.status = Status.FAILED
+        point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"
+    elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
+        point.status, point.error = Status.FAILED, "the clock stands still, or was replaced by the measured code"
+    append_line(paths.points, point_to_line(point))
+    emit.done(point.key, point.status.value)
+
+
+def _age_seconds() -> float:
+    """Time since this process was started or forked, to a tick of the kernel; 0 where the system does not tell."""
+    try:
+        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+def _took_no_time(point: Point) -> bool:
+    return any(not any(series.samples) for series in point.series if series.name in ("latency", "throughput"))
+
+
+def _forked() -> None:
+    caller = str(sys._getframe(1).f_globals.get("__name__"))
+    if caller not in _HARMLESS:
+        _forks.append(caller)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_forked)

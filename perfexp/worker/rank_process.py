@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import msgspec
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
+from perfexp.host.files import write_atomically
 from perfexp.measuring.verdicts import verdict
 from perfexp.meters import together
 from perfexp.plan import config, plan_file
@@ -32,19 +35,20 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.modes import Step
 
-#: Length of an error's text in JSON. SLURM passes on whole lines of up to 1,024 bytes, a pipe of 4,096 (PIPE_BUF).
-_MOST_BYTES = 900
+#: Length of an error's text in JSON: SLURM passes on whole lines of up to 1,024 bytes.
+_MOST_BYTES = 700
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
     number, size, per_host = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     place = Place(number=number, size=size, folder=folder, per_host=per_host)
-    emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
+    paths = RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
     if place.number == 0:
+        emit = Events(os.open(start.events_path(folder), os.O_WRONLY))
         return _lead(Workbench(plan, paths, emit), replicate, place)
-    return _follow(Workbench(plan, paths, Events(None)), place, emit)
+    return _follow(Workbench(plan, paths, Events(None)), place)
 
 
 def _lead(bench: Workbench, replicate: int, place: Place) -> int:
@@ -59,26 +63,28 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
         if is_foreign or isinstance(error, ConnectionError):  # of a rank that has left
             traceback.print_exc()
             return start.RANK_LOST
-        return report_failure(error, bench.emit, most_bytes=_MOST_BYTES)
+        return report_failure(error, bench.emit)
     return 0 if is_finished else start.OUT_OF_STEP
 
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
-    bench.emit("block", text="loading")
+    bench.emit.block("loading")
     devices = _devices(bench.plan, place.per_host)
     bench.device = devices[0]
     bench.open_data()
     bench.check()
     with _reserved(bench, devices):
         if place.size > place.per_host:
-            bench.emit("block", text="waiting for the devices of the other nodes", patient=True)
+            bench.emit.block("waiting for the devices of the other nodes", patient=True)
         leader.begin()
         member, shared = _join(bench, place)
         with bench.procedure(seed=bench.plan.seed, energy=None) as procedure:
             reports = member.group.gather(_report(bench, place))
             facts = {"devices": [report["device"] for report in reports], **shared, **_of_hosts(reports)}
-            of_devices = msgspec.convert([report["doubts"] for report in reports], list[list[Diagnostic]])
-            doubts = [*_of_all(of_devices, facts["devices"]), *_unlike([report["host"] for report in reports])]
+            doubts = [
+                *_of_all([report["doubts"] for report in reports], facts["devices"]),
+                *_unlike([report["host"] for report in reports]),
+            ]
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
@@ -91,7 +97,7 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
             return is_finished
 
 
-def _follow(bench: Workbench, place: Place, emit: Events) -> int:
+def _follow(bench: Workbench, place: Place) -> int:
     follower, has_device = Follower(place), False
     try:
         devices: Sequence[Device] = []
@@ -116,7 +122,9 @@ def _follow(bench: Workbench, place: Place, emit: Events) -> int:
     except Exception as error:
         traceback.print_exc()
         status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
-        emit("rank", number=place.number, status=str(status), message=cut(f"{place}: {text}", _MOST_BYTES))
+        message = cut(f"{place}: {text}", _MOST_BYTES)
+        content = {"message": message, "status": str(status), "timestamp": datetime.now(UTC).timestamp()}
+        write_atomically(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), json.dumps(content).encode())
         follower.linger()
         return 1
     follower.close()
@@ -193,14 +201,18 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
     if place.size > place.per_host and place.local == 0:
         report["host"] = facts = bench.facts()
         doubts = [*doubts, *(of_node(facts) if place.number else [])]
-    return {**report, "doubts": msgspec.to_builtins(doubts)}
+    return {**report, "doubts": doubts}
 
 
 def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts of all hosts as far as they can differ, if there are several."""
     hosts = [report["host"] for report in reports if report["host"]]
     names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
-    of_hosts = [{name: facts[name] for name in names} | _of_job(facts["job"] or {}) for facts in hosts]
+    jobs = [facts["job"] or {} for facts in hosts]
+    of_hosts = [
+        {**{name: facts[name] for name in names}, "node": job.get("node"), "others": job.get("others")}
+        for facts, job in zip(hosts, jobs, strict=True)
+    ]
     return {"hosts": of_hosts} if hosts else {}
 
 
@@ -213,11 +225,11 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
         for name, old, new in environment.differences(first, facts)
         if name != "device.uuid"
     ]
-    return [diagnostics.make("mixed_hosts", changes="; ".join(changes))] if changes else []
-
-
-def _of_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: job.get(name) for name in ("node", "others")}
+    return (
+        [diagnostics.make("mixed_devices", what="nodes, at the pace of the slowest", changes="; ".join(changes))]
+        if changes
+        else []
+    )
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
@@ -228,4 +240,7 @@ def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -
         if number
     ]
     names = sorted({device["name"] for device in devices})
-    return [*of_others, diagnostics.make("mixed_devices", devices=", ".join(names))] if len(names) > 1 else of_others
+    if len(names) < 2:
+        return of_others
+    what = "devices, at the pace of the slowest"
+    return [*of_others, diagnostics.make("mixed_devices", what=what, changes=", ".join(names))]

@@ -20,12 +20,12 @@ from perfexp.devices import Device, lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import gpu_sheets, host_turns
+from perfexp.host import host_turns
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.messages import Events, cut
+from perfexp.records.messages import Events
 from perfexp.records.paths import FINAL_WEIGHTS, RunPaths, refuse_link
 from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
@@ -65,7 +65,7 @@ class Workbench:
         if self.plan.host_sharing is not plan_fields.HostSharing.turns:
             yield
             return
-        with host_turns.joined(waiting=lambda text: self.emit("block", text=text, patient=True)) as turn:
+        with host_turns.joined(waiting=lambda text: self.emit.block(text, patient=True)) as turn:
             self.turn = turn
             yield
 
@@ -75,7 +75,7 @@ class Workbench:
 
         An attached profiler changes the device's facts, so they are not written again.
         """
-        self.emit("block", text="loading")
+        self.emit.block("loading")
         self.find_device()
         self.open_data()
         with ExitStack() as stack:
@@ -141,7 +141,7 @@ class Workbench:
                     reporting.enter_context(self._reporting_wait(owner))
 
                 stack.enter_context(lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report))
-            self.emit("block", text="loading")
+            self.emit.block("loading")
             device.settle()
             yield
 
@@ -153,7 +153,7 @@ class Workbench:
         def report() -> None:
             for minutes in count():
                 duration = f" (for {minutes} min; Ctrl-C stops)" if minutes else ""
-                self.emit("block", text=f"waiting for the device{duration}: {owner}", patient=True)
+                self.emit.block(f"waiting for the device{duration}: {owner}", patient=True)
                 if acquired.wait(_REPORT_SECONDS):
                     return
 
@@ -238,7 +238,7 @@ class Workbench:
                 "turn": self.turn,
                 "checkpoint": self._checkpoint,
                 "trained_weights": self.trained_weights() if plan.infers_trained else None,
-                "progress": lambda text: self.emit("block", text=text),
+                "progress": self.emit.block,
                 "report": self._report_epoch,
             }
             yield Procedure(**fields | extra)
@@ -249,7 +249,7 @@ class Workbench:
 
     def _report_epoch(self, text: str, point: Point) -> None:
         last = msgspec.structs.replace(point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:])
-        self.emit("block", text=text, is_result=True, training=msgspec.to_builtins(last))
+        self.emit.block(text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
@@ -292,11 +292,23 @@ class Workbench:
     def _data_doubts(self) -> list[Diagnostic]:
         problems = list(getattr(self.data, "problems", ()))
         files = units.counted(len(problems), "file")
-        return [diagnostics.make("files_left_out", files=files, first=problems[0])] if problems else []
+        what = f"{files} can't be used, and are left out; the first: {problems[0] if problems else ''}"
+        return (
+            [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
+            if problems
+            else []
+        )
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         is_shared = self.plan.host_sharing is plan_fields.HostSharing.together
-        return [*([diagnostics.make("shared_host")] if is_shared else []), *of_node(facts)]
+        return [
+            *(
+                [diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")]
+                if is_shared
+                else []
+            ),
+            *of_node(facts),
+        ]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
@@ -316,7 +328,11 @@ class Workbench:
         changed = [f"{name}: {old} → {new}" for name, old, new in differences]
         if changed and facts.get("job") and {name for name, _, _ in differences} == {"device.uuid"}:
             # a job that is queued again may get another GPU of the same node or kind
-            return [*earlier, diagnostics.make("moved", changes=f"{'; '.join(changed)} on {facts.get('host')}")]
+            where = f"{'; '.join(changed)} on {facts.get('host')}"
+            return [
+                *earlier,
+                diagnostics.make("mixed_devices", what="devices before and after its job restarted", changes=where),
+            ]
         if changed:
             raise UserError(
                 f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
@@ -326,16 +342,9 @@ class Workbench:
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
-    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet.
-
-    Where the plan leaves the device open, the data sheet is the file of conf/gpu that matches the device's name.
-    """
-    facts = gpu_sheets.GpuFacts.of_node(plan.gpu.get("facts"))
-    if plan.gpu_name == "auto" and device.kind != "cpu":
-        files = gpu_sheets.read(plan.config_dirs())
-        if name := gpu_sheets.matching(files, device.name):
-            facts = files[name].facts
-    return facts.peak_flops_per_second or (None if device.kind == "cpu" else {})
+    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet."""
+    is_cpu = device.kind == "cpu"
+    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (None if is_cpu else {})
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
@@ -344,21 +353,18 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     if not any(others.values()):
         return []
     node = facts["job"].get("node", "?")
-    return [diagnostics.make("shared_node", node=node, gpus=others["gpus"], cpus=others["cpus"])]
+    text = f"other jobs, with {others['gpus']} GPUs and {others['cpus']} CPUs of node {node} at the start"
+    return [diagnostics.make("shared_host", others=text)]
 
 
-def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:
-    """Send the event for an error of the worker, its message cut, log its traceback, and return the exit code."""
+def report_failure(error: Exception, emit: Events) -> int:
+    """Send the event for an error of the worker, log its traceback, and return the exit code."""
     if isinstance(error, OSError):  # of writing results
         error = disk_error(error)
     if isinstance(error, PerfexpError):
-        emit("refused", message=_cut(str(error), most_bytes), exit_code=error.exit_code)
+        emit("refused", message=str(error), exit_code=error.exit_code)
     else:  # of loading the model or opening the device
-        emit("failed", message=_cut(f"{type(error).__name__}: {error}".strip(), most_bytes))
+        emit("failed", message=f"{type(error).__name__}: {error}".strip())
     with suppress(OSError):  # run.log can't be written to on a full disk, which the event reports
         traceback.print_exc()
     return error.exit_code if isinstance(error, PerfexpError) else 1
-
-
-def _cut(text: str, most_bytes: int | None) -> str:
-    return text if most_bytes is None else cut(text, most_bytes)

@@ -261,8 +261,8 @@ def place(monkeypatch, tmp_path):
     [
         ((), []),
         (("sm_90", 91900), []),
-        (("sm_80", 91900), ["families_foreign"]),
-        (("sm_90", 92000), ["families_foreign"]),
+        (("sm_80", 91900), ["algorithm_unproven"]),
+        (("sm_90", 92000), ["algorithm_unproven"]),
     ],
 )
 def test_a_proof_by_kernels_of_another_device_or_library_is_doubted(cudnn, place, found, codes):

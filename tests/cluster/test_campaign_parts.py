@@ -15,20 +15,9 @@ from msgspec.structs import replace as replaced
 
 from perfexp import main
 from perfexp.cluster import campaign as campaigns
-from perfexp.cluster import (
-    element,
-    gate,
-    job_report,
-    job_states,
-    jobs_file,
-    local_queue,
-    site,
-    site_check,
-    slurm,
-    submission,
-)
-from perfexp.cluster.jobs_file import SubmittedRun
-from perfexp.cluster.slurm import Queue, QueuedJob
+from perfexp.cluster import element, job_states, local_queue, site, slurm, submission
+from perfexp.cluster.job_states import SubmittedRun
+from perfexp.cluster.slurm import QueuedJob
 from perfexp.cluster.submission import SlurmSettings
 from perfexp.commands import job_output
 from perfexp.commands import run as command
@@ -72,11 +61,29 @@ def test_a_kind_of_gpu_becomes_what_the_site_calls_it():
 )
 def test_settings_out_of_range_are_refused(node, wrong):
     with pytest.raises(UserError, match=wrong):
-        SlurmSettings.of_node(node)
+        SlurmSettings(**node)
 
 
-def test_long_sweeps_are_cut_to_the_size_of_an_array():
-    assert [len(chunk) for chunk in submission._chunks(range(2000), 1001)] == [1001, 999]
+def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(tmp_path, monkeypatch):
+    paths, options = SweepPaths(tmp_path), []
+    monkeypatch.setattr(paths, "claim", lambda *_: None)
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 3)
+    monkeypatch.setattr(slurm, "submit", lambda script, given: options.append(given) or str(len(options)))
+    runs = [
+        element.Run(
+            assignment=SimpleNamespace(
+                number=number + 1, folder=tmp_path / str(number), plan=SimpleNamespace(gpu_name="x")
+            ),
+            overrides=(),
+            cluster=Cluster(name="x"),
+            requests=["--gres=gpu:x:1"] if number % 2 else [],
+        )
+        for number in range(8)
+    ]
+    found = [[run.number for run in array] for _, array in submission.submit(runs, paths, "s", SlurmSettings(), [])]
+    assert found == [[0, 2, 4], [6], [1, 3, 5], [7]]
+    assert [word for words in options for word in words if "array" in word] == ["--array=0-2", "--array=0-0"] * 2
+    assert job_states.load(paths)[4].job == "1_2"
 
 
 @pytest.fixture
@@ -95,21 +102,18 @@ def campaign(tmp_path, make_record, monkeypatch):
         content = record.to_json().replace(b'"sweep": null', f'"sweep": {membership}'.replace("'", '"').encode())
         (tmp_path / str(number) / "record.json").write_bytes(content)
         assert Record.load(tmp_path / str(number)).sweep.job == number
-    entries = [
-        SubmittedRun(run=number, job=f"7_{number}", gpu="l40s", submitted=EARLIER, log="x") for number in range(7)
-    ]
-    entries.append(SubmittedRun(run=7, job="8_0", gpu="l40s", submitted=LATER, log="x"))
-    jobs_file.append(SweepPaths(tmp_path), entries)
+    entries = [SubmittedRun(run=number, job=f"7_{number}", gpu="l40s", submitted=EARLIER) for number in range(7)]
+    entries.append(SubmittedRun(run=7, job="8_0", gpu="l40s", submitted=LATER))
+    job_states.append(SweepPaths(tmp_path), entries)
     jobs = [
-        QueuedJob("7_2", "RUNNING", "None", "node1", "59:00", "perfexp-s"),
-        QueuedJob("7_3", "PENDING", "Resources", "", "", "perfexp-s"),
-        QueuedJob("7_4", "TIMEOUT", "TimeLimit", "node1", "", "perfexp-s"),
+        QueuedJob("7_2", "RUNNING", "None", "node1", "59:00", name="perfexp-s"),
+        QueuedJob("7_3", "PENDING", "Resources", name="perfexp-s"),
+        QueuedJob("7_4", "TIMEOUT", "TimeLimit", "node1", name="perfexp-s"),
+        QueuedJob("8_0", "PENDING", "Priority", name="perfexp-s"),
     ]
-    monkeypatch.setattr(slurm, "queue", lambda: Queue("2026-01-01T10:30:00+00:00", {job.job: job for job in jobs}))
-    accounted = {"7_5": QueuedJob("7_5", "CANCELLED", "", "node2")}
-    monkeypatch.setattr(
-        slurm, "accounted", lambda jobs, name: {job: accounted[job] for job in jobs if job in accounted}
-    )
+    monkeypatch.setattr(slurm, "queue", lambda: {job.job: job for job in jobs})
+    accounted = {"7_5": QueuedJob("7_5", "CANCELLED", "", "node2"), "7_2": QueuedJob("7_2", "PREEMPTED")}
+    monkeypatch.setattr(slurm, "accounted", lambda name: accounted if name == "perfexp-s" else {})
     return sweep, tmp_path
 
 
@@ -122,11 +126,11 @@ def test_states_join_records_queue_and_accounting(campaign):
     assert states[1].why.startswith("CUDA out of memory")
     assert (states[2].node, states[2].left) == ("node1", "59:00")
     assert (states[3].why, states[4].why) == ("Resources", "reached its time limit")
-    assert states[7].why == "just submitted"
-    assert job_report.counted(states) == (
+    assert states[7].why == "Priority"
+    assert job_states.counted(states) == (
         "1 done, 1 running, 2 pending, 2 failed, 1 cancelled, 1 lost, 1 not submitted"
     )
-    lines = list(job_report.lines(states))
+    lines = list(job_states.lines(states))
     assert "run 2 run2: running as job 7_2 on node1, 59:00 left" in lines
     assert "1 run of job 7 pending: Resources" in lines
 
@@ -134,16 +138,16 @@ def test_states_join_records_queue_and_accounting(campaign):
 def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
     sweep, folder = campaign
     with pytest.raises(UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"):
-        gate.dependency(folder)
+        submission.dependency(folder)
     sweep.children = [child for child in sweep.children if child.job in (0, 2, 3)]
     (folder / "sweep.json").write_bytes(sweep.to_json())
-    assert gate.dependency(folder) == ["--dependency=afterok:7_2:7_3"]
+    assert submission.dependency(folder) == ["--dependency=afterok:7_2:7_3"]
     sweep.children = sweep.children[:1]
     (folder / "sweep.json").write_bytes(sweep.to_json())
-    assert gate.dependency(folder) == []
-    assert gate.dependency("12,13_4") == ["--dependency=afterok:12:13_4"]
+    assert submission.dependency(folder) == []
+    assert submission.dependency("12,13_4") == ["--dependency=afterok:12:13_4"]
     with pytest.raises(UserError, match="no sweep of a stage"):
-        gate.dependency("nowhere")
+        submission.dependency("nowhere")
 
 
 def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monkeypatch, capsys):
@@ -162,8 +166,8 @@ def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monk
 def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     _, folder = campaign
     SweepPaths(folder).job_logs.mkdir()
-    entry = SubmittedRun(run=2, job="7_2", gpu="x", submitted=EARLIER, log="../../7_2")
-    jobs_file.append(SweepPaths(folder), [entry])
+    foreign = SubmittedRun(run=2, job="../../7_2", gpu="x", submitted=EARLIER)
+    job_states.append(SweepPaths(folder), [foreign])
     (folder / "jobs" / "7_2.out").write_text("hello\x1b[2J")
     assert command(["job-output", str(folder / "2")]) == 0
     assert "hello?[2J" in capsys.readouterr().out
@@ -175,17 +179,20 @@ def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     assert "jobs is a link" in capsys.readouterr().err
 
 
-def test_the_queue_is_listed_once_for_all_processes_of_ten_seconds(monkeypatch, tmp_path):
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path))
-    monkeypatch.setattr(slurm, "QUEUE_SECONDS", 10.0)
+def test_the_queue_and_the_accounting_are_read_field_by_field(monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        slurm, "call", lambda *words, **_: calls.append(words) or "7_1|RUNNING|None|n1|1:00|N/A|name|x\n"
-    )
-    first, second = slurm.queue(), slurm.queue()
-    assert first == second
-    assert first.jobs["7_1"] == QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "name|x", "N/A")
-    assert len(calls) == 1
+    answers = {
+        "squeue": "7_1|RUNNING|None|n1|1:00|N/A|name|x\nslurm_load_jobs warning\n",
+        "sacct": "7_1|CANCELLED by 1000|0:0|n1|2026-01-01T10:00:00|name\n7_2|FAILED|1:0|n2|Unknown|name\n",
+    }
+    monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or answers[words[0]])
+    assert slurm.queue() == {"7_1": QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "N/A", "name|x")}
+    found = slurm.accounted("name")
+    assert "--name=name" in calls[1]
+    assert [(job.state, job.reason, job.node) for job in found.values()] == [
+        ("CANCELLED", "", "n1"),
+        ("FAILED", "exit code 1:0", "n2"),
+    ]
 
 
 def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
@@ -196,11 +203,11 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
         "h100": ClusterGpu(constraint="gpuh100|x"),
         "cpu": ClusterGpu(gres=""),
     }
-    found = site_check.offers(Cluster(name="own", gpus=gpus), [])
-    assert [(offer.kind, offer.nodes, offer.idle, offer.busy, offer.others) for offer in found] == [
+    found = site.offers(Cluster(name="own", gpus=gpus), [])
+    assert [(offer.kind, *offer.nodes.values()) for offer in found] == [
         *(("l40s", 2, 1, 1, 0), ("h100", 1, 0, 1, 0), ("cpu", 3, 1, 1, 1)),
     ]
-    assert [offer.kind for offer in site_check.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
+    assert [offer.kind for offer in site.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +225,8 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
 def test_a_constraint_is_read_as_slurm_reads_it(constraint, nodes, monkeypatch):
     listed = "a|gpu|idle|v100|gpu:2\nb|gpu|idle|a100,ib|gpu:2\nc|gpu|idle|x,ib|gpu:2\n"
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
-    [offer] = site_check.offers(Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), [])
-    assert offer.nodes == nodes
+    [offer] = site.offers(Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), [])
+    assert offer.nodes["nodes"] == nodes
 
 
 def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, capsys):
@@ -230,12 +237,12 @@ def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, caps
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
 
     def nodes_of(gres):
-        return site_check.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes
+        return site.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes["nodes"]
 
     kinds = ("gpu:a100", "gpu:a100-sxm4-80gb", "gpu:a100.mig-1g.5gb", "gpu:a100.mig", "gpu", "gpu:a100-sxm4")
     assert [nodes_of(gres) for gres in kinds] == [1, 1, 1, 0, 4, 0]
-    [found] = site_check.offers(Cluster(name="default"), ["a100", "a100-sxm4", "2"])
-    assert (found.kind, found.nodes) == ("a100", 1)
+    [found] = site.offers(Cluster(name="default"), ["a100", "a100-sxm4", "2"])
+    assert (found.kind, found.nodes["nodes"]) == ("a100", 1)
     listed = "a|gpu|idle|(null)|gpu:a100-sxm4-80gb:8(S:0-1)\nd|gpu|idle|(null)|gpu:2\n"
     assert command(["cluster", "check"]) == 2
     assert "(types: a100-sxm4-80gb). Write a site file" in capsys.readouterr().err
@@ -366,15 +373,18 @@ def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp
 
 
 def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path, monkeypatch, make_record):
-    monkeypatch.setattr(campaigns, "is_finished", lambda paths, plan: paths.root.name != "new")
-    runs = [SimpleNamespace(folder=tmp_path / name, plan=None) for name in ("garbage", "whole", "new")]
+    monkeypatch.setattr(element, "is_finished", lambda paths, plan: paths.root.name != "new")
+    runs = [
+        SimpleNamespace(assignment=SimpleNamespace(folder=tmp_path / name, plan=None))
+        for name in ("garbage", "whole", "new")
+    ]
     for run, content in zip(runs, (b"garbage", make_record().to_json()), strict=False):
-        run.folder.mkdir()
-        (run.folder / "record.json").write_bytes(content)
+        run.assignment.folder.mkdir()
+        (run.assignment.folder / "record.json").write_bytes(content)
     outcomes, notes = [], []
-    left = campaigns.enter_finished(runs, SimpleNamespace(note=notes.append), lambda *ended: outcomes.append(ended))
+    left = element.unfinished(runs, SimpleNamespace(note=notes.append), lambda *ended: outcomes.append(ended))
     assert left == runs[2:]
-    assert [(run.folder.name, type(outcome)) for run, outcome in outcomes] == [
+    assert [(assignment.folder.name, type(outcome)) for assignment, outcome in outcomes] == [
         ("garbage", UserError),
         ("whole", Record),
     ]
@@ -400,7 +410,7 @@ def test_logs_of_processes_follow_no_link(tmp_path):
     paths.make_job_logs()
     (paths.job_logs / "0.out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="a link"):
-        local_queue._log(SimpleNamespace(paths=paths), 0, "out")
+        local_queue._log(paths, 0, "out")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -412,13 +422,12 @@ def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
     tmp_path, make_record, code, is_new, outcome, is_sent
 ):
     (tmp_path / "record.json").write_bytes(make_record().to_json())
-    run = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True, sweep=None)
-    earlier = None if is_new else campaigns.version(run)
-    process = SimpleNamespace(assignment=run, popen=SimpleNamespace(returncode=code), earlier=earlier)
+    assignment = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True, sweep=None)
+    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
+    run.earlier = None if is_new else run.version
     outcomes, console = [], SimpleNamespace(show=lambda *_, **__: None)
-    sweep_run = SimpleNamespace(paths=SweepPaths(tmp_path))
-    local_queue._collect(process, sweep_run, console, lambda run, outcome: outcomes.append(outcome))
-    assert (type(outcomes[0]), run.is_sent) == (outcome, is_sent)
+    local_queue._collect(run, code, SweepPaths(tmp_path), console, lambda run, outcome: outcomes.append(outcome))
+    assert (type(outcomes[0]), assignment.is_sent) == (outcome, is_sent)
 
 
 def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, monkeypatch):
@@ -447,31 +456,16 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, 
     if status is Status.INTERRUPTED:
         assert Record.load(tmp_path).status is status
     plan = SimpleNamespace(tracking={"_target_": "perfexp.tracking.NoTracking"})
-    run = SimpleNamespace(folder=tmp_path, name="run", number=1, plan=plan, is_sent=True)
-    slurm_campaign = campaigns.SlurmCampaign({})
-    slurm_campaign._earlier = {1: None if is_new else campaigns.version(run)}
+    assignment = SimpleNamespace(folder=tmp_path, name="run", number=1, plan=plan, is_sent=True)
+    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
+    run.earlier = None if is_new else run.version
     why = "left" if status is Status.FAILED else "reached its time limit"
     state = job_states.RunState(run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why)
     if status is Status.OK:
         state = replace(state, state=job_states.State.done, why="")
     outcomes = []
-    slurm_campaign._collect(SimpleNamespace(assignment=run), state, None, lambda run, outcome: outcomes.append(outcome))
+    campaigns._collect(run, state, None, lambda run, outcome: outcomes.append(outcome))
     assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
-
-
-def test_a_gate_waits_for_an_array_only_if_none_of_its_runs_was_submitted_again(campaign, monkeypatch):
-    _, folder = campaign
-    paths, pending = SweepPaths(folder), job_states.State.pending
-    jobs = [f"9_{number}" for number in range(60)] + [f"10_{number}" for number in range(2)]
-    again = SubmittedRun(run=60, job="9_60", gpu="x", submitted=EARLIER, log="x")
-    entries = [replaced(again, run=run, job=job) for run, job in enumerate(jobs)]
-    states = [job_states.RunState(run=0, name="", folder=folder, state=pending, job=job) for job in jobs]
-    monkeypatch.setattr(job_states, "states", lambda sweep, folder: states)
-    jobs_file.append(paths, entries)
-    assert gate.dependency(folder) == ["--dependency=afterok:10:9"]
-    paths.jobs.unlink()
-    jobs_file.append(paths, [again, *entries])
-    assert gate.dependency(folder) == [f"--dependency=afterok:{':'.join(sorted(['10', *jobs[:60]]))}"]
 
 
 def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_path, monkeypatch):
@@ -480,15 +474,14 @@ def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_pat
         return "MaxArraySize = 10" if words[0] == "scontrol" else "5\n"
 
     paths = SweepPaths(tmp_path)
-    assignment = SimpleNamespace(number=1, folder=tmp_path / "0")
-    site_of = Cluster(name="x")
-    run = submission.RunRequest(assignment=assignment, overrides=(), kind="x", site=site_of, requests=())
+    assignment = SimpleNamespace(number=1, folder=tmp_path / "0", plan=SimpleNamespace(gpu_name="x"))
+    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
     monkeypatch.setattr(slurm, "call", taken)
     monkeypatch.setattr(paths, "claim", lambda *_: None)
     with interrupts.handled(), pytest.raises(KeyboardInterrupt):
         list(submission.submit([run], paths, "s", SlurmSettings(), []))
-    assert jobs_file.load(paths)[0].job == "5_0"
+    assert job_states.load(paths)[0].job == "5_0"
 
 
 def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monkeypatch):
@@ -504,8 +497,8 @@ def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monk
 def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypatch, seconds, state):
     sweep, folder = campaign
     at = (datetime.now() - timedelta(seconds=seconds)).isoformat(timespec="seconds")
-    job = QueuedJob("7_2", "COMPLETED", "None", "node1", "", "perfexp-s", at)
-    monkeypatch.setattr(slurm, "queue", lambda: Queue(LATER, {"7_2": job}))
+    job = QueuedJob("7_2", "COMPLETED", "None", "node1", ended=at, name="perfexp-s")
+    monkeypatch.setattr(slurm, "queue", lambda: {"7_2": job})
     found = job_states.states(sweep, folder)[2]
     assert (found.state, found.is_queued) == (state, False)
 
@@ -562,8 +555,8 @@ def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(mo
     listed = "a|one*|idle*|(null)|(null)\nb|two|idle|(null)|(null)\nc|three|alloc|(null)|(null)\n"
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
     gpus = {"cpu": ClusterGpu(gres="", partition="one,two")}
-    [found] = site_check.offers(Cluster(name="own", gpus=gpus), [])
-    assert (found.nodes, found.idle, found.others) == (2, 1, 1)
+    [found] = site.offers(Cluster(name="own", gpus=gpus), [])
+    assert found.nodes == {"nodes": 2, "idle": 1, "busy": 0, "others": 1}
 
 
 def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
@@ -574,7 +567,7 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
     monkeypatch.setattr(job_output, "below", lambda *_, **__: files)
     SweepPaths(folder).job_logs.mkdir()
-    (folder / "jobs" / "x.out").write_text("hello")
+    (folder / "jobs" / "7_2.out").write_text("hello")
     assert command(["job-output", str(folder / "2")]) == 0
     assert "hello" in capsys.readouterr().out
 

@@ -6,7 +6,7 @@ import pytest
 
 from perfexp import commands
 from perfexp.commands import benchmark
-from perfexp.orchestration import capabilities
+from perfexp.orchestration import worker_query
 from perfexp.records.record import Record
 from perfexp.speed import Speed
 
@@ -19,9 +19,9 @@ NAME = "fake_sp_bs2_fp32_1_speed"
 def here(tmp_path, monkeypatch):
     """A working directory of its own: that is where the files go."""
     monkeypatch.chdir(tmp_path)
-    capabilities.visible_gpus.cache_clear()
+    worker_query.visible_gpus.cache_clear()
     yield tmp_path
-    capabilities.visible_gpus.cache_clear()
+    worker_query.visible_gpus.cache_clear()
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def machine(monkeypatch):
 
     def have(number):
         cuda = {"devices": [{"index": index} for index in range(number)]}
-        monkeypatch.setattr(capabilities, "conduct", lambda index: {"parts": {"cuda": cuda}, "failure": None})
+        monkeypatch.setattr(worker_query, "survey", lambda index: {"parts": {"cuda": cuda}, "failure": None})
 
     return have
 
@@ -150,7 +150,7 @@ def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overr
 
 def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
     failure = {"text": "the process that queries torch and the driver was ended by SIGSEGV", "during": "cuda"}
-    monkeypatch.setattr(capabilities, "conduct", lambda index: {"parts": {}, "failure": failure})
+    monkeypatch.setattr(worker_query, "survey", lambda index: {"parts": {}, "failure": failure})
     assert commands.run(["benchmark", "fastscnn", "mp", *SIX[2:]]) == 1
     assert "SIGSEGV" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from perfexp.host import installation
 from perfexp.main import main
-from perfexp.orchestration import capabilities, segmentation_table
+from perfexp.orchestration import segmentation_table, worker_query
 from perfexp.plan import config
 from perfexp.records.sweep_record import Sweep
 
@@ -33,7 +33,7 @@ def visible(monkeypatch):
     """A function that says how many cards there are."""
 
     def have(number):
-        monkeypatch.setattr(capabilities, "visible_gpus", lambda: number)
+        monkeypatch.setattr(worker_query, "visible_gpus", lambda: number)
 
     return have
 
@@ -105,7 +105,7 @@ def test_what_the_user_says_of_cards_counts_more(here, visible, capsys):
 
 
 def test_no_card_at_all_is_no_reason_to_ask(here, monkeypatch, capsys):
-    monkeypatch.setattr(capabilities, "visible_gpus", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(worker_query, "visible_gpus", lambda: pytest.fail("asked"))
     table("gpu=fake_card", "percentiles=[0]")
     assert "mp is skipped: gpu=fake is not a GPU." in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -13,10 +14,10 @@ from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
-from perfexp.comparison import comparability, comparison_table, judging, undecided
+from perfexp.comparison import comparability, comparison_table, judging
 from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
-from perfexp.plots import comparison_page
+from perfexp.plots import forest
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
@@ -362,7 +363,7 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
         for name, verdict in verdicts.items()
     ]
     side = SideFacts(name="B", source="b", runs=("b",), level=0.007, decided_by=decided_by)
-    [note] = undecided.remedies(side, pairs)
+    [note] = comparison_table.remedies(side, pairs)
     assert words in note
     assert "until another measure" not in note
 
@@ -464,7 +465,6 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     table = (out / "comparison.md").read_text()
     assert "kernels of A" in table and "kernels of B" in table
     assert "implicit\\_gemm" in table and "| winograd |" in table
-    assert "implicit_gemm \\u2192 winograd" in (out / "comparison.html").read_text()
     lines = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
     assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
     text = (out / "comparison.md").read_text()
@@ -473,26 +473,30 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert "| layer1.conv2 | forward | 32 |" in text
     assert text.count("| layer | pass | point |") == text.count("| layer |") == 2
     page = (out / "comparison.html").read_text()
-    assert "<p>all layers together explain 100 % of the difference of device</p>" in page
-    assert page.count("Plotly.newPlot") == 4 + 1 + 4  # ratios, layers, curves
-    assert 'src="http' not in page
+    assert ">all layers together explain 100 % of the difference of device</p>" in page
+    assert "<td class=prose>implicit_gemm</td><td class=prose>winograd</td>" in page
+    assert page.count("<svg") == 1
+    ratios = re.findall(r"<title>(\w+), .*?</title>", page.partition("<svg")[2])
+    assert ratios == [pair.measure for pair in found.pairs], "each pair has its marker with its tooltip"
+    assert not re.search(r"""(?:src|href)=["']?https?:""", page)
     assert commands.run(["compare", *paths, "--output", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
 
 
-def test_many_curves_are_named_below_the_plot_and_have_symbols_of_their_own(saved, capsys):
-    sides = []
-    for seed, algorithm in enumerate(("default", "fft")):
-        runs = [made([FLAT] * 3, plan={"model.name": f"model{number}"}, seed=10 * seed + number) for number in range(4)]
-        for run in runs:
-            run.plan["algorithm"]["name"] = algorithm
-        sides.append(Side.of("AB"[seed], algorithm, runs))
-    figure = next(comparison_page._curves(judging.compare(sides, judging.Settings())))
-    assert len(figure.data) == 8
-    assert len({trace.marker.symbol for trace in figure.data}) == 4
-    assert figure.layout.legend.y == 0
-    assert figure.layout.margin.b >= 8 / 2 * 20, "the legend is on a telephone four rows high"
-    assert figure.layout.legend.yanchor == "bottom"
+def test_the_plot_of_many_pairs_has_the_first_ones_and_says_so(saved):
+    sides = [Side.of(name, name, [many(seed, scale)]) for seed, (name, scale) in enumerate((("A", 1.0), ("B", 0.8)))]
+    found = judging.compare(sides, judging.Settings())
+    whole = forest.compose(found, found.sides[1])
+    axes = whole.axes[0]
+    assert len(axes.get_yticklabels()) == len(found.pairs)
+    assert axes.get_xlim()[0] < 0.8 < 1 < axes.get_xlim()[1]
+    longer = msgspec.structs.replace(found, pairs=found.pairs * 10)
+    first = forest.compose(longer, longer.sides[1])
+    shown = len(first.axes[0].get_yticklabels())
+    assert shown < len(longer.pairs)
+    words = [text.get_text() for text in first.texts]
+    assert any(f"{shown} of {len(longer.pairs)}, the table has all" in one for one in words)
+    assert forest.compose(msgspec.structs.replace(found, pairs=()), found.sides[1]) is None
 
 
 def test_names_from_a_record_do_not_become_html(saved, tmp_path):

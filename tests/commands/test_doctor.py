@@ -14,8 +14,8 @@ from perfexp.commands import doctor
 from perfexp.devices import lock
 from perfexp.diagnosis import Choice, Verdict, environment, whole
 from perfexp.host import locks
-from perfexp.orchestration import capabilities
-from perfexp.worker import entry
+from perfexp.orchestration import worker_query
+from perfexp.worker import answers, entry
 
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
 BOARD = {
@@ -356,7 +356,11 @@ UNDER_WAY = r"""say(b'{"event": "block", "text": "cuda"}\n'); """
 
 
 def conduct(script, silence_seconds=60.0):
-    return capabilities.conduct(0, command=[sys.executable, "-c", TELL + script], silence_seconds=silence_seconds)
+    """The survey by a process that runs a script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_query, "worker_command", lambda *_: [sys.executable, "-c", TELL + script])
+        patch.setattr(worker_query, "_SILENCE_SECONDS", silence_seconds)
+        return worker_query.survey(0)
 
 
 def diagnosed(facts, surveyed, name="auto"):
@@ -395,19 +399,18 @@ def test_a_process_that_ends_early_is_a_finding_with_its_last_words():
     assert conduct("pass")["failure"]["text"].endswith("ended with code 0")
 
 
-def test_a_process_that_can_not_be_started_is_a_finding():
-    assert "can't be started" in capabilities.conduct(0, command=["/nowhere/python"])["failure"]["text"]
+def test_a_process_that_can_not_be_started_is_a_finding(monkeypatch):
+    monkeypatch.setattr(worker_query, "worker_command", lambda *_: ["/nowhere/python"])
+    assert "can't be started" in worker_query.survey(0)["failure"]["text"]
 
 
 def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
     def refuse():
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(
-        capabilities, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
-    )
+    monkeypatch.setattr(answers, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})])
     told = []
-    capabilities.answer(None, lambda event, **details: told.append((event, details)))
+    answers.survey(None, lambda event, **details: told.append((event, details)))
     assert [details["answer"] for event, details in told if event == "part"] == [
         {"error": "RuntimeError: no driver"},
         {"available": False},
@@ -418,7 +421,7 @@ def test_a_worker_without_a_plan_is_refused_unless_it_is_to_tell_of_the_machine(
     with pytest.raises(SystemExit) as end:
         entry.main([])
     assert end.value.code == 2
-    assert "--probe" in capsys.readouterr().err
+    assert "--what=survey" in capsys.readouterr().err
 
 
 # what the machine itself is asked

@@ -12,7 +12,7 @@ from perfexp.layers import Key as LayerKey
 from perfexp.layers.table import Line, Spread
 from perfexp.records.record import Metric, Point, Status, SweepMembership, layers_key
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.tables import csv_tables, tidy
+from perfexp.tables import flat
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, 
     printed = capsys.readouterr().out.splitlines()
     assert printed == ["3 lines of 2 runs", f"wrote {here / 'export.csv'}", f"wrote {here / 'export.parquet'}"]
     frame = pd.read_parquet(here / "export.parquet")
-    assert tuple(frame)[: len(tidy.IDENTITY)] == tidy.IDENTITY
+    assert tuple(frame)[: len(flat.IDENTITY)] == flat.IDENTITY
     assert list(frame["run_uid"]) == ["first", "first", "second"]
     line = frame.iloc[0]
     expected = {
@@ -54,7 +54,7 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, 
 def test_the_figures_are_those_of_the_runs_own_table_with_their_units(make_record, leave_run, tmp_path, here):
     record = make_record(sizes=(224, 256), phases=("train", "inference"))
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
-    frame, known = pd.read_parquet(here / "export.parquet"), csv_tables.overall(record)
+    frame, known = pd.read_parquet(here / "export.parquet"), flat.overall(record)
     for name in ("mean", "std", "min", "max"):
         assert name not in frame
         assert list(frame[f"{name}_ms"]) == [line[name] for line in known]

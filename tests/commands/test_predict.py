@@ -23,7 +23,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 from perfexp.work.allocations import Peak
-from perfexp.worker import entry
+from perfexp.worker import answers
 from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace, forked_trace
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
@@ -60,7 +60,7 @@ def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finish
     assert "interpolated, nearest measured 224 · batch 1" in lines[1]
     assert "90 %" in lines[1]
     assert lines[2].endswith("time refused: outside the measured range")
-    assert "(outside_corpus)" in printed
+    assert "(corpus_unfit)" in printed
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_point_that_ran_out_of_memory_is_refused(predict, finished, tmp_path):
     (folder / "out" / "record.json").write_text(json.dumps(record))
     _, printed, _ = predict(*FAKE, f"input_size={key['input_size'][0]}", "--corpus", folder)
     assert "time refused: a point of at most this size ran out of memory" in printed
-    assert "(outside_corpus)" not in printed
+    assert "(corpus_unfit)" not in printed
 
 
 def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_path):
@@ -146,7 +146,7 @@ def test_records_of_another_driver_or_torch_are_stale(predict, finished, tmp_pat
     (folder / "out" / "record.json").write_text(json.dumps(record))
     _, printed, _ = predict(*FAKE, "input_size=224", "--corpus", folder)
     assert "torch 1.0, now" in printed
-    assert "(corpus_stale)" in printed
+    assert "(corpus_unfit)" in printed
 
 
 def test_everything_as_json(predict, finished):
@@ -311,7 +311,7 @@ def present(monkeypatch, tmp_path):
     def query(plain, what, *, waiting):
         assert what == "memory"
         plan = config.typed(plain)
-        return json.loads(json.dumps(entry.peak_memory(plan, RunPaths(tmp_path), Events(None))))
+        return json.loads(json.dumps(answers.peak_memory(plan, RunPaths(tmp_path), Events(None))))
 
     for kind in ("auto", "cuda"):
         monkeypatch.setattr(f"perfexp.devices.{kind}.open_device", opened)

@@ -9,7 +9,7 @@ from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
-from perfexp.orchestration import capabilities, machine_priors
+from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
@@ -88,7 +88,7 @@ def test_keys_of_the_command_and_sweeps_are_refused(words, message):
 
 @pytest.mark.parametrize(("visible", "model"), [(0, "resnet18"), (2, "resnet50")])
 def test_without_a_model_the_machine_decides(monkeypatch, visible, model):
-    monkeypatch.setattr(capabilities, "visible_gpus", lambda: visible)
+    monkeypatch.setattr(worker_query, "visible_gpus", lambda: visible)
     _, plan = selfcheck.settle([], 10, None)
     assert (plan.model_name, plan.processes, plan.cold_start) == (model, 10, False)
     assert plan.input_size == [(96, 96)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import pickle  # noqa: TID251 - writes what a reader without pickle has to understand
+import hashlib
+import pickle  # noqa: TID251 - writes files as published
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from perfexp.data.cifar_files import FORMATS, Format
 
 #: Images of each file.
 COUNT = 6
 STYLES = [style for styles in FORMATS.values() for style in styles]
-PICKLED, BINARY = FORMATS[10]
+BINARY, PICKLED = FORMATS[10]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -32,7 +34,7 @@ def fields(style: Format, file: str) -> dict[str, Any]:
     return {"data": pixels.reshape(COUNT, -1), style.labels: labels, **rest}
 
 
-def content(style: Format, file: str, protocol: int = 2) -> bytes:
+def content(style: Format, file: str) -> bytes:
     names = [
         f"class {number}" if style.labels else f"class-{number}"
         for number in range(100 if "100" in style.folder else 10)
@@ -40,21 +42,28 @@ def content(style: Format, file: str, protocol: int = 2) -> bytes:
     if file == style.names[0]:
         if style.label_bytes:
             return "\n".join([*names, "", ""]).encode()
-        return pickle.dumps({"num_vis": 3072, style.names[1]: names}, protocol)
+        return pickle.dumps({"num_vis": 3072, style.names[1]: names}, 2)
     if not style.label_bytes:
-        return pickle.dumps(fields(style, file), protocol)
+        return pickle.dumps(fields(style, file), 2)
     pixels, labels = images(style, file)
     coarse = np.full((COUNT, style.label_bytes - 1), 7, np.uint8)  # of CIFAR-100, before the label
     return np.concatenate([coarse, np.array(labels, np.uint8)[:, None], pixels.reshape(COUNT, -1)], axis=1).tobytes()
 
 
-def write(root: Path, style: Format, protocol: int = 2) -> Path:
+def write(root: Path, style: Format) -> Path:
     """Write all files of a format into its folder in `root`, which is returned."""
     folder = root / style.folder
     folder.mkdir(parents=True)
     for file in style.files:
-        (folder / file).write_bytes(content(style, file, protocol))
+        (folder / file).write_bytes(content(style, file))
     return folder
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, style: Format, folder: Path) -> None:
+    """Have the pickles in a folder be the published ones."""
+    for file in style.published:
+        digest = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
+        monkeypatch.setitem(style.published, file, digest)  # type: ignore[arg-type]
 
 
 def python2(style: Format, file: str) -> bytes:

@@ -20,7 +20,7 @@ from perfexp.data.cifar import Cifar
 from perfexp.errors import UserError
 from perfexp.host import locks
 from tests.data import cifar_folders
-from tests.data.cifar_folders import COUNT, PICKLED
+from tests.data.cifar_folders import BINARY, COUNT
 
 
 class Site:
@@ -75,9 +75,9 @@ def packed(*extra: tarfile.TarInfo, without: str = "") -> bytes:
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for member in extra:
             archive.addfile(member, io.BytesIO(b"x" * member.size))
-        for name in PICKLED.files:
+        for name in BINARY.files:
             if name != without:
-                member, content = tarfile.TarInfo(f"{PICKLED.folder}/{name}"), cifar_folders.content(PICKLED, name)
+                member, content = tarfile.TarInfo(f"{BINARY.folder}/{name}"), cifar_folders.content(BINARY, name)
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
@@ -89,7 +89,7 @@ def names_in(folder: Path) -> set[str]:
 
 def publish(site: Site, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     site.content = content
-    style = replace(PICKLED, md5=hashlib.md5(content).hexdigest())
+    style = replace(BINARY, md5=hashlib.md5(content).hexdigest())
     monkeypatch.setitem(cifar_files.FORMATS, 10, (style, *cifar_files.FORMATS[10][1:]))
 
 
@@ -98,8 +98,8 @@ def test_missing_data_is_downloaded_once(site: Site, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         assert Cifar(root=str(tmp_path / "data"), download=True).num_samples == 5 * COUNT
     assert site.ranges == ["bytes=0-"]
-    assert names_in(tmp_path / "data") == {PICKLED.archive, PICKLED.folder}
-    assert names_in(tmp_path / "data" / PICKLED.folder) == set(PICKLED.files)
+    assert names_in(tmp_path / "data") == {BINARY.archive, BINARY.folder}
+    assert names_in(tmp_path / "data" / BINARY.folder) == set(BINARY.files)
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
@@ -111,7 +111,7 @@ def test_an_interrupted_download_continues(
     with pytest.raises(UserError, match=r"could not be downloaded.*Repeat the command") as caught:
         cifar_archive.ensure(tmp_path, 10)
     assert "\n" not in str(caught.value)
-    assert (tmp_path / f"{PICKLED.archive}.part").stat().st_size == 1000
+    assert (tmp_path / f"{BINARY.archive}.part").stat().st_size == 1000
     cifar_archive.ensure(tmp_path, 10)
     assert site.ranges == ["bytes=0-", "bytes=1000-"]
     assert cifar_files.is_complete(tmp_path, 10)
@@ -121,7 +121,7 @@ def test_a_download_that_ended_before_it_was_checked_is_whole(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     publish(site, monkeypatch, packed())
-    (tmp_path / f"{PICKLED.archive}.part").write_bytes(site.content)
+    (tmp_path / f"{BINARY.archive}.part").write_bytes(site.content)
     cifar_archive.ensure(tmp_path, 10)
     assert cifar_files.is_complete(tmp_path, 10)
 
@@ -134,7 +134,7 @@ def test_another_checksum_is_refused_and_nothing_is_unpacked(
     with pytest.raises(UserError, match="another MD5"):
         cifar_archive.ensure(tmp_path, 10)
     assert not list(tmp_path.glob("cifar*"))
-    (tmp_path / PICKLED.archive).write_bytes(b"something else")
+    (tmp_path / BINARY.archive).write_bytes(b"something else")
     with pytest.raises(UserError, match=r"another MD5.*Remove it"):
         cifar_archive.ensure(tmp_path, 10)
     assert len(site.ranges) == 1
@@ -144,7 +144,7 @@ def test_an_archive_that_lies_there_needs_no_network(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     publish(site, monkeypatch, packed())
-    (tmp_path / PICKLED.archive).write_bytes(site.content)
+    (tmp_path / BINARY.archive).write_bytes(site.content)
     cifar_archive.ensure(tmp_path, 10)
     assert cifar_files.is_complete(tmp_path, 10)
     assert not site.ranges
@@ -156,7 +156,7 @@ def test_without_a_network_one_line_says_what_to_put_where(tmp_path: Path, monke
         monkeypatch.setattr(cifar_files, "SITE", f"http://127.0.0.1:{unused.getsockname()[1]}/")
         with pytest.raises(UserError, match="Connection refused") as caught:
             Cifar(root=str(tmp_path / "data"), download=True)
-    assert all(text in str(caught.value) for text in (PICKLED.archive, PICKLED.md5, str(tmp_path / "data")))
+    assert all(text in str(caught.value) for text in (BINARY.archive, BINARY.md5, str(tmp_path / "data")))
     assert "\n" not in str(caught.value)
 
 
@@ -167,11 +167,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 
 def test_names_in_an_archive_decide_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    strange = (member("../outside"), member(f"{tmp_path}/absolute"), member(f"{PICKLED.folder}/other"))
-    publish(site, monkeypatch, packed(*strange, member(PICKLED.folder, tarfile.SYMTYPE, str(tmp_path))))
+    strange = (member("../outside"), member(f"{tmp_path}/absolute"), member(f"{BINARY.folder}/other"))
+    publish(site, monkeypatch, packed(*strange, member(BINARY.folder, tarfile.SYMTYPE, str(tmp_path))))
     cifar_archive.ensure(tmp_path / "data", 10)
-    assert names_in(tmp_path / "data" / PICKLED.folder) == set(PICKLED.files)
-    assert not (tmp_path / "data" / PICKLED.folder).is_symlink()
+    assert names_in(tmp_path / "data" / BINARY.folder) == set(BINARY.files)
+    assert not (tmp_path / "data" / BINARY.folder).is_symlink()
     assert not [name for name in ("outside", "absolute") if (tmp_path / name).exists()]
 
 
@@ -179,14 +179,14 @@ def test_names_in_an_archive_decide_nothing(site: Site, monkeypatch: pytest.Monk
 def test_a_member_that_is_not_a_file_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: bytes
 ) -> None:
-    name = f"{PICKLED.folder}/test_batch"
-    publish(site, monkeypatch, packed(member(name, kind, "/etc/passwd"), without="test_batch"))
+    name = f"{BINARY.folder}/test_batch.bin"
+    publish(site, monkeypatch, packed(member(name, kind, "/etc/passwd"), without="test_batch.bin"))
     with pytest.raises(UserError, match=f"{name} in .* is not a file"):
         cifar_archive.ensure(tmp_path, 10)
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("content", [packed(without="test_batch"), packed()[:-900], b"no archive"])
+@pytest.mark.parametrize("content", [packed(without="test_batch.bin"), packed()[:-900], b"no archive"])
 def test_an_archive_that_is_not_whole_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
 ) -> None:

@@ -297,25 +297,25 @@ def a_manifest_that_names_other_files(place):
 
 
 @case
-def replaced_results_that_lead_elsewhere(place):
-    """Folders of replaced results and of checkpoints, in which links lead outside, for commands that restore them."""
+def replacements_that_lead_elsewhere(place):
+    """Folders of replacements and of checkpoints, in which links lead outside, for commands that put them in place."""
     fake = ["model=fake", "gpu=fake", "stopping=fixed", "tracking=none", "seed=3"]
     given, kept = [[f"resume={place.run}"], [*fake, f"output_dir={place.run}"]], place.root / "kept"
     place.run.rename(kept)
-    for linked in ("h", "checkpoints", ".replaced-01234567", ".discarded-01234567", ".replaced-01234567/checkpoints"):
+    for linked in ("h", "checkpoints", ".replacement", ".replacement/checkpoints"):
         shutil.copytree(kept, place.run)
-        aside = place.run / ".replaced-01234567"
-        if linked != aside.name:
-            (aside / "h").mkdir(parents=True)
-            (aside / "h" / "bashrc").write_text("evil")
+        inner = place.run / ".replacement"
+        if linked != inner.name:
+            shutil.copytree(kept, inner)
+            (inner / "h").mkdir()
+            (inner / "h" / "bashrc").write_text("evil")
             for name in () if linked.endswith("/checkpoints") else ("net_images_best.pt", "bashrc"):
-                (aside / "checkpoints").mkdir(exist_ok=True)
-                (aside / "checkpoints" / name).write_text("evil")
-            shutil.copy(place.run / "manifest.json", aside)
+                (inner / "checkpoints").mkdir(exist_ok=True)
+                (inner / "checkpoints" / name).write_text("evil")
+            manifest = json.loads((inner / "manifest.json").read_bytes())
+            manifest["files"] += ["checkpoints/train_gemm_overall.csv", "checkpoints/net_images_best.pt", "h/bashrc"]
+            (inner / "manifest.json").write_text(json.dumps(manifest))
         (place.run / linked).symlink_to(place.outside)
-        manifest = json.loads((place.run / "manifest.json").read_bytes())
-        manifest |= {"replaced": aside.name, "files": [*manifest["files"], "checkpoints/train_gemm_overall.csv"]}
-        (place.run / "manifest.json").write_text(json.dumps(manifest))
         yield [*given, ["--overwrite", *given[1]], ["clean", str(place.run), "--yes"]]
         shutil.rmtree(place.run)
     kept.rename(place.run)

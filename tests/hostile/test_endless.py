@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from perfexp import commands, main
-from perfexp.cluster import slurm
+from perfexp.cluster import job_states, slurm
+from perfexp.cluster.job_states import SubmittedRun
 from perfexp.errors import UserError
 from perfexp.models.weights import read_content
 from perfexp.records import record as records
-from perfexp.records.paths import RunPaths
-from perfexp.records.record import Metric, Record, read_points
+from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.record import Metric, Record, Status, read_points
 from perfexp.records.sweep_record import Sweep, SweepChild
 
 RECORD = Path(__file__).parent / "record.json"
@@ -136,23 +137,31 @@ def test_weights_that_unpack_to_more_than_their_file_are_not_read(tmp_path):
         read_content(whole, "weights", "")
 
 
-def test_replaced_results_with_endless_folders_are_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"perfexp": "u", "replaced": ".replaced-00000000", "files": []}')
-    deep = tmp_path / ".discarded-00000000"
-    deep.mkdir()
+def test_a_replacement_with_endless_folders_is_left_alone(tmp_path):
+    folder = tmp_path / "x"
+    paths = RunPaths(folder)
+    paths.create()
+    paths.replacement().create()
+    paths.replacement().record.write_text("{}")
+    deep = paths.replacement().root
     with contextlib.chdir(deep):
         for _ in range(1500):  # the whole path is longer than a path may be
             Path("d").mkdir()
             os.chdir("d")
-    with pytest.raises(UserError, match="too many nested folders"):
-        RunPaths(tmp_path).recover_results()
+    paths.put_in_place()
+    assert paths.record.read_text() == "{}"
+    assert deep.is_dir()
     subprocess.run(["rm", "-r", deep], check=True)
 
 
-def test_the_accounting_is_asked_in_batches(monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(slurm, "call", lambda *words: asked.append(words[2]) or "7_1|FAILED|1:0|node|end|s\n")
-    found = slurm.accounted([f"{number}_1" for number in range(30_000)], "s")
-    assert max(map(len, asked)) < 10_000
-    assert len(asked) == 60
-    assert found["7_1"].state == "FAILED"
+def test_the_accounting_is_asked_once_for_a_file_of_many_jobs(tmp_path, monkeypatch):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "call", lambda *words: asked.append(words) or "7_1|FAILED|1:0|node|end|perfexp-s\n")
+    entries = [SubmittedRun(run=number, job=f"{number}_1", gpu="x", submitted="") for number in range(30_000)]
+    job_states.append(SweepPaths(tmp_path), entries)
+    children = [SweepChild(job=7, name="x", directory="7", status=Status.INTERRUPTED)]
+    [state] = job_states.states(Sweep(uid="s", name="x", started="", children=children, jobs=1), tmp_path)
+    assert (state.state, state.why) == ("failed", "exit code 1:0")
+    assert len(asked) == 1
+    assert sum(map(len, asked[0])) < 1000

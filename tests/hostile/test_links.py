@@ -41,7 +41,7 @@ def test_a_file_that_is_no_table_of_ncu_is_neither_followed_nor_quoted(make_reco
     record = profile(make_record, [place.name])
     roofline_files.write_profiled(record, RunPaths(folder), {})
     [doubt] = record.points[-1].doubts
-    assert doubt.code == "roofline_missing"
+    assert doubt.code == "profile_incomplete"
     assert ("it is a link" in doubt.message or "Too many levels" in doubt.message) == is_link
     assert b"hunter2" not in record.to_json()
 

@@ -43,7 +43,7 @@ def test_without_a_clean_time_there_is_no_closure():
 
 def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
     found = close(times(0.8, 0.1, 0.1, Method.unheld), 1.0)
-    assert [doubt.code for doubt in found.doubts] == ["layers_unattributed", "layers_unheld"]
+    assert [doubt.code for doubt in found.doubts] == ["layers_inexact", "layers_inexact"]
     assert "lost" in found.doubts[0].message
     assert found.closure.unattributed_share == pytest.approx(0.1)
 
@@ -53,7 +53,7 @@ def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
 )
 def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_are_another_time_are(busy, codes):
     found = close(times(busy, 3.0, method=Method.unheld), 1.0)
-    assert [doubt.code for doubt in found.doubts] == [*codes, "layers_unheld"]
+    assert [doubt.code for doubt in found.doubts] == [*codes, "layers_inexact"]
     assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a call without profiling" in found.doubts[-1].message
 
 

@@ -173,7 +173,7 @@ def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
     assert times.method is Method.unheld
     assert not times.held
     assert times.calls == 10
-    assert [doubt.code for doubt in times.doubts] == ["layers_unheld"]
+    assert [doubt.code for doubt in times.doubts] == ["layers_inexact"]
     assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
     assert sum(sum(row.gap_seconds) for row in times.rows) > 0
 

@@ -68,12 +68,12 @@ def test_the_power_is_the_one_that_the_board_tells(smi, answer, watts, kind):
     [meter] = found().meters
     assert meter.power_watts().value == watts
     assert meter.power_kind is kind
-    assert ("meter_average" in [doubt.code for doubt in meter.doubts()]) == (kind is PowerKind.average)
+    assert ("meter_limited" in [doubt.code for doubt in meter.doubts()]) == (kind is PowerKind.average)
 
 
 def test_it_says_that_nobody_has_tried_it(smi):
     [meter] = found().meters
-    assert [doubt.code for doubt in meter.doubts()] == ["meter_untested"]
+    assert [doubt.code for doubt in meter.doubts()] == ["untested"]
 
 
 def test_a_package_of_two_dies_is_shared(smi):

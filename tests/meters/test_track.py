@@ -53,7 +53,7 @@ def test_a_counter_that_goes_back_without_a_range_is_asked_no_more():
     meter = Told(joules=[5.0, 7.0, 1.0, 2.0])
     track = Track(meter, meter.now)
     assert [track.ask_energy() for _ in range(4)] == [False, True, False, False]
-    assert [doubt.code for doubt in track.doubts] == ["meter_wrapped"]
+    assert [doubt.code for doubt in track.doubts] == ["meter_fault"]
     assert "from 7 back to 1 J" in track.doubts[0].message
 
 

@@ -105,7 +105,7 @@ def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick)
     if tells_tick:
         assert window.counter_watts.value == pytest.approx(300.0, rel=0.003)
     else:
-        assert [doubt.code for doubt in track.doubts] == ["meter_stuck"]
+        assert [doubt.code for doubt in track.doubts] == ["meter_fault"]
         assert window.counter_watts.value is None
         assert window.integral_watts.value == pytest.approx(300.0)
 

@@ -615,7 +615,7 @@ class Threads(Small):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("kind", "code"), [(Cached, "no_work"), (Threads, "settings_changed")])
+@pytest.mark.parametrize(("kind", "code"), [(Cached, "work_uncounted"), (Threads, "settings_changed")])
 def test_calls_that_are_not_what_they_seem_are_named(kind, code):
     with unchanged_settings():
         point = measured(kind(), "inference")

@@ -303,7 +303,7 @@ def test_threads_that_torch_no_longer_changes_are_a_doubt(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch, "set_num_interop_threads", refuse)
     (doubt,) = open_session(interop_threads=torch.get_num_interop_threads() + 1).doubts()
-    assert doubt.code == "threads_unchanged"
+    assert doubt.code == "settings_changed"
 
 
 @pytest.mark.parametrize(

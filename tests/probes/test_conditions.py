@@ -147,15 +147,15 @@ def test_a_device_that_is_steady_is_waited_for_no_longer_than_it_takes_to_see_th
     point, bias, codes = settled(0.01, clock_noise=clock_noise)
     assert point.facts["settling_seconds"] == pytest.approx(30, abs=3)
     assert abs(bias) <= 0.003
-    assert "not_steady" not in codes
+    assert "drift" not in codes
 
 
 def test_a_device_that_takes_too_long_to_warm_up_is_doubted():
     point, _, codes = settled(60.0, steady_seconds=40.0)
     assert point.facts["settling_seconds"] == pytest.approx(40, abs=3)
-    assert "not_steady" in codes
-    assert "the time of a call by +" in diagnostic(point, "not_steady").message
-    assert "the temperature by" in diagnostic(point, "not_steady").message
+    assert "drift" in codes
+    assert "the time of a call by +" in diagnostic(point, "drift").message
+    assert "the temperature by" in diagnostic(point, "drift").message
 
 
 def test_without_the_wait_a_slow_warming_is_a_bias():

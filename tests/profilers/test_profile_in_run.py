@@ -19,8 +19,6 @@ from perfexp.errors import Unsupported
 from perfexp.plan import config
 from perfexp.profilers import refuse_other_devices
 from perfexp.profilers.nsys import Nsys
-from perfexp.profilers.previous_files import Earlier
-from perfexp.records.paths import RunPaths
 from perfexp.records.record import Status
 from perfexp.reports.run_status import seconds_left
 
@@ -67,7 +65,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "--cuda-graph-trace=node",
         "--force-overwrite=true",
     ]
-    assert command[9] == f"--output={Path('x/train').absolute()}"
+    assert command[9] == f"--output={Path('x/.profile/train').absolute()}"
     assert command[11:14] == ["-P", "-m", "perfexp.worker.entry"]
     assert "--profile=0" in command
     log = Path("x/run.log").read_text()
@@ -166,10 +164,10 @@ def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
     nsys(reports=reports)
     _, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert (point.status, [doubt.code for doubt in point.doubts]) == (Status.OK, ["reports_missing"])
+    assert (point.status, [doubt.code for doubt in point.doubts]) == (Status.OK, ["profile_incomplete"])
     assert "KeyError" in point.doubts[0].message
     assert "does not contain CUDA kernel data" in point.doubts[0].message
-    assert "reports_missing" in {doubt.code for doubt in record.points[0].doubts}
+    assert "profile_incomplete" in {doubt.code for doubt in record.points[0].doubts}
     assert not Path("x/train_cuda_gpu_kern_sum.csv").exists()
     assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
 
@@ -185,7 +183,7 @@ def test_a_report_of_copies_is_missing_unless_there_were_none(run, nsys, databas
         connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?)", rows)
     code, printed, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert [doubt.code for doubt in point.doubts] == ["reports_missing"] * missing
+    assert [doubt.code for doubt in point.doubts] == ["profile_incomplete"] * missing
     assert list(point.facts["profile"]["empty"]) == ["cuda_gpu_mem_time_sum"] * (not missing)
     assert ("cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed) is not missing
     assert code == 0
@@ -279,7 +277,7 @@ def test_a_failing_ncu_says_what_to_do(run, ncu, script, told):
 def test_half_a_step_is_a_doubt(run, ncu):
     ncu(csv=ncu_csv(["forward", "forward", "backward"], ["a", "b", "c"]))
     _, _, [record] = run(*FAKE, "profiler=ncu")
-    assert [doubt.code for doubt in profile_of(record).doubts] == ["backward_incomplete"]
+    assert [doubt.code for doubt in profile_of(record).doubts] == ["profile_incomplete"]
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "ncu", "nvtx"])
@@ -336,14 +334,14 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run,
     thread.join()
     assert code == 130
     assert content_of("x") == files
-    assert not list(Path("x").glob(".before-*"))
+    assert not list(Path("x").glob(".profile"))
     assert profile_of(record).facts == profile_of(before).facts
     tool.script(**script)
     code, _, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
     assert (code, profile_of(record).status) == (0, Status.OK)
     assert profile_of(record).facts["profile"]["settings"]["steps"] == 2
     assert sum(call[0] == "profile" for call in tool.calls) == 3
-    assert not list(Path("x").glob(".before-*"))
+    assert not list(Path("x").glob(".profile"))
 
 
 @pytest.mark.slow
@@ -371,18 +369,16 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, da
 
 
 @pytest.mark.slow
-def test_what_a_pass_that_was_killed_had_moved_aside_is_put_back_by_the_next_command(run, nsys):
+def test_what_a_pass_that_was_killed_has_left_is_not_taken_for_a_profile(run, nsys):
     nsys()
     run(*FAKE, "profiler=nsys")
     files = content_of("x")
-    paths = RunPaths(Path("x"))
-    earlier = Earlier(paths, worth=True)
-    earlier.make_room([Path("x").absolute() / name for name in files])
-    assert content_of("x") == {}
-    Path("x/train.nsys-rep").write_bytes(b"half of another")
-    run(*FAKE)
-    assert content_of("x") == files
-    assert not list(Path("x").glob(".before-*"))
+    Path("x/.profile").mkdir()
+    Path("x/.profile/train_ranges.csv").write_text("half of another")
+    run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    assert content_of("x").keys() == files.keys()
+    assert "half" not in Path("x/train_ranges.csv").read_text()
+    assert not list(Path("x").glob(".profile"))
 
 
 def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run, nsys):
@@ -518,7 +514,7 @@ def without(text, part):
 def test_a_roofline_that_is_missing_says_how_there_would_be_one(run, ncu, settings, script, remedy):
     ncu(**script)
     _, _, [record] = run(*FAKE, "profiler=ncu", *settings)
-    doubts = [doubt for doubt in profile_of(record).doubts if doubt.code == "roofline_missing"]
+    doubts = [doubt for doubt in profile_of(record).doubts if doubt.code == "profile_incomplete"]
     assert [remedy in doubt.help for doubt in doubts] == [True]
 
 
@@ -530,7 +526,7 @@ def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
     code, _, [record] = run(*FAKE, "profiler=ncu")
     point = profile_of(record)
     assert (code, point.status) == (0, Status.OK)
-    [doubt] = [doubt for doubt in point.doubts if doubt.code == "roofline_missing"]
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "profile_incomplete"]
     assert "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it" in doubt.message
     assert doubt.help == "move it away and repeat the command"
     assert Path("x/train_ncu_roofline.png").read_text() == "mine"

@@ -1,14 +1,16 @@
 """Nodes: ranks on two nodes by a stand-in for srun, which starts the tasks of both here."""
 
 import json
+import os
 import sys
 
+import msgspec
 import pytest
 
 from perfexp.errors import UserError
 from perfexp.host import scheduler
 from perfexp.ranks import nodes, start
-from perfexp.records.messages import cut
+from perfexp.records.messages import Events, cut
 from perfexp.worker import rank_process
 
 #: Starts each task with its node's variables and the first line of its input, and ends all when one fails.
@@ -59,15 +61,14 @@ def job(tmp_path, monkeypatch):
 
 
 def run(script):
-    events = []
-    code = nodes.run(
-        [sys.executable, "-c", script],
-        nodes=2,
-        per_host=1,
-        port=None,
-        emit=lambda event, **details: events.append({"event": event, **details}),
-    )
-    return code, events
+    """The exit code, and the events that arrive at the worker's parent."""
+    receive, send = os.pipe()
+    with os.fdopen(receive) as events:
+        try:
+            code = nodes.run([sys.executable, "-c", script], nodes=2, per_host=1, port=None, emit=Events(send))
+        finally:
+            os.close(send)
+        return code, list(map(json.loads, events))
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_ranks_of_two_nodes_meet_and_one_that_is_killed_is_named_with_its_node(j
     assert " on node1) was terminated by SIGKILL" in failed["message"]
 
 
-@pytest.mark.parametrize("rank", [None, {"event": "ended", "rank": 0, "pid": 1, "code": start.RANK_LOST, "node": "a"}])
+@pytest.mark.parametrize("rank", [None, {"rank": 0, "end": [1, start.RANK_LOST, None, "a"]}])
 def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
     job.write_text(f"#!/bin/sh\necho '{json.dumps(rank)}'\nexit 5\n")
     job.chmod(0o755)
@@ -89,12 +90,25 @@ def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
 
 
 @pytest.mark.parametrize("letter", ['"', "é", "\U0001f600", "\x01", "\udc80", "x"])
-def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary):
+def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary, monkeypatch):
     message = cut(letter * 2000, rank_process._MOST_BYTES)
-    nodes._print({"event": "rank", "number": 99999, "status": "unsupported", "message": message})
+    error = {"message": message, "status": "unsupported", "timestamp": 1764345678.1234567}
+    monkeypatch.setattr(nodes, "_launch", lambda *_: {99999: start.Ended(4194304, 1, error)})
+    monkeypatch.setattr(nodes, "_REPORT_SECONDS", 0)
+    monkeypatch.setattr(nodes, "_end_with_input", lambda: None)
+    for name, value in {"SLURM_NODEID": "1", "SLURM_LAUNCH_NODE_IPADDR": "::", "SLURMD_NODENAME": "n" * 64}.items():
+        monkeypatch.setenv(name, value)
+    instructions = nodes.Instructions(
+        command=[], folder="", nodes=2, per_host=1, run_id="", port=1, messages_port=2, secret=""
+    )
+    receive, send = os.pipe()
+    os.write(send, json.dumps(msgspec.to_builtins(instructions)).encode() + b"\n")
+    with os.fdopen(receive) as given, os.fdopen(send, "wb"):
+        monkeypatch.setattr("sys.stdin", given)
+        assert nodes.main() == 1
     line = capfdbinary.readouterr().out
-    assert 900 < len(line) <= 1024
-    assert json.loads(line)["message"] == message
+    assert 700 < len(line) <= 1024
+    assert json.loads(line)["end"][2]["message"] == message
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_call_that_the_queue_does_not_take_is_not_captured():
     assert point.status is Status.OK
     assert point.facts["device_method"] == "none"
     assert counted == []
-    assert "queue_exceeded" in [doubt.code for doubt in point.doubts]
+    assert "device_missing" in [doubt.code for doubt in point.doubts]
 
 
 def test_what_only_the_first_rank_computes_costs_its_figure_only():

@@ -15,6 +15,7 @@ import pytest
 
 from perfexp.ranks import Place
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.messages import Events
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
 from tests import processes
@@ -183,9 +184,8 @@ os._exit(0)
 """)
     from perfexp.ranks import start
 
-    code = start.run(
-        [sys.executable, str(script), str(tmp_path / "found.json")], size=2, port=None, emit=lambda *_, **__: None
-    )
+    command = [sys.executable, str(script), str(tmp_path / "found.json")]
+    code = start.run(command, size=2, port=None, emit=Events(None))
     assert code == 0
     found = json.loads(Path(tmp_path / "found.json").read_text())
     assert found["begin"] == 0
@@ -234,7 +234,7 @@ def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
 def test_nodes_that_are_not_alike_are_doubted_by_name():
     first, second = ({"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2")))
     [doubt] = rank_process._unlike([first, None, second, None])
-    assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_hosts", True)
+    assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_devices", True)
     assert rank_process._unlike([first, first | {"host": "c"}]) == rank_process._unlike([None, None]) == []
 
 

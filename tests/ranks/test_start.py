@@ -1,5 +1,7 @@
 """Start: real processes by torch's elastic launcher, and what is told of how they end."""
 
+import json
+import os
 import socket
 import sys
 
@@ -7,6 +9,7 @@ import pytest
 
 from perfexp.errors import UserError
 from perfexp.ranks import start
+from perfexp.records.messages import Events
 
 RANK = """
 import json, os, pathlib, signal, sys, time
@@ -14,19 +17,23 @@ folder = pathlib.Path(next(a for a in sys.argv if a.startswith("--ranks=")).part
 number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def tell(**event):
     with open(folder / "events", "w") as pipe: print(json.dumps(event), file=pipe)
+def leave(**error):
+    pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"timestamp": 1.5, **error}))
 """
 
 
 @pytest.fixture
 def run():
+    """Starts ranks; gives the exit code and the events that arrive at the worker's parent."""
+
     def started(script, size=2, port=None):
-        told = []
-
-        def tell(event, **details):
-            told.append({"event": event, **details})
-
-        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, emit=tell)
-        return code, told
+        receive, send = os.pipe()
+        with os.fdopen(receive) as events:
+            try:
+                code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, emit=Events(send))
+            finally:
+                os.close(send)
+            return code, list(map(json.loads, events))
 
     return started
 
@@ -61,13 +68,6 @@ time.sleep(600)
     assert "SIGKILL" in failed["message"]
 
 
-class Told:
-    """A relay with what it received from the ranks."""
-
-    def __init__(self, rank_error=None, exit_code=None):
-        self.rank_error, self.exit_code = rank_error, exit_code
-
-
 @pytest.mark.parametrize(
     ("codes", "told", "said"),
     [
@@ -79,8 +79,16 @@ class Told:
             None,
             "(process 100) was terminated by SIGABRT and rank 1 of 2 (process 101) was terminated by SIGABRT",
         ),
-        ({0: -9, 1: 1}, {"message": "rank 1 of 2: Connection closed", "status": "failed"}, "rank 0 of 2 (process 100)"),
-        ({0: start.RANK_LOST, 1: 1}, {"message": "rank 1 of 2: no room", "status": "oom"}, "rank 1 of 2: no room"),
+        (
+            {0: -9, 1: 1},
+            {"message": "rank 1 of 2: Connection closed", "status": "failed", "timestamp": 1},
+            "rank 0 of 2 (process 100)",
+        ),
+        (
+            {0: start.RANK_LOST, 1: 1},
+            {"message": "rank 1 of 2: no room", "status": "oom", "timestamp": 1},
+            "rank 1 of 2: no room",
+        ),
         ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see run.log"),
         ({0: -15, 1: -15}, None, "SIGTERM and rank 1 of 2"),
         ({0: start.RANK_LOST}, None, "rank 0 of 2 ended with code 76"),
@@ -88,29 +96,29 @@ class Told:
 )
 def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
-    ends = {rank: start.Ended(100 + rank, code) for rank, code in codes.items()}
+    ends = {rank: start.Ended(100 + rank, code, told if rank else None) for rank, code in codes.items()}
     heard = []
-    code = start.report(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
+    code = start.report(ends, 2, lambda event, **details: heard.append((event, details)))
     [(event, details)] = heard
     assert (code, event) == (1, "failed")
     assert said in details["message"]
 
 
-@pytest.mark.slow
-def test_a_line_that_is_none_does_not_stop_the_others(run):
-    code, told = run("""
-if number == 0:
-    with open(folder / "events", "w") as pipe: print("{half a line", file=pipe)
-    tell(event="block", text="after it")
-""")
-    assert (code, [each["event"] for each in told]) == (0, ["block", "finished"])
+def test_the_first_of_two_errors_is_told():
+    ends = {
+        rank: start.Ended(rank, 1, {"message": f"error of {rank}", "status": "oom", "timestamp": 9.5 - rank})
+        for rank in (1, 2)
+    }
+    heard = []
+    assert start.report({**ends, 0: start.Ended(0, start.RANK_LOST)}, 3, lambda _, **given: heard.append(given)) == 1
+    assert heard == [{"message": "error of 2", "status": "oom"}]
 
 
 @pytest.mark.slow
 def test_what_a_rank_says_of_its_own_error_is_told(run):
     code, told = run("""
 if number == 1:
-    tell(event="rank", number=1, status="oom", message="rank 1 of 2: OutOfMemoryError: no room")
+    leave(status="oom", message="rank 1 of 2: OutOfMemoryError: no room")
     sys.exit(1)
 time.sleep(600)
 """)

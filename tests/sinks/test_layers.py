@@ -13,7 +13,7 @@ from builders import Builder
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.plots import layer_plot, report_page
+from perfexp.plots import canvas, layer_plot, pages
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
@@ -131,7 +131,7 @@ def test_layers_that_disagree_with_the_call_are_shares_without_times(record: Rec
     assert words.title.endswith("shares only: the layers disagree with the call")
     assert "(+25.0%, tolerated ±2%), on " in words.subtitle
     assert words.subtitle.endswith("read the layers as shares")
-    figure = layer_plot.compose(record, point)
+    figure = layer_plot.compose(record)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     texts += [axes.get_xlabel() for axes in figure.axes]
     assert not any(re.search(r"\d [mµ]?s\b|\([mµ]?s\)", text) for text in texts)
@@ -139,9 +139,9 @@ def test_layers_that_disagree_with_the_call_are_shares_without_times(record: Rec
     assert table is not None
     assert table[0].endswith("shares only: the layers disagree with the call")
     assert "time" not in [column.title for column in table[1].columns]
-    page = report_page.of_run(record, []).decode()
-    assert "<h2>Layers, shares only: the layers disagree with the call</h2>" in page
-    assert "by kind (% of the call)" in page
+    titles = re.findall(r"<title>(.*?)</title>", canvas.save(figure, "svg").decode())
+    assert titles
+    assert not any(re.search(r"\d [mµ]?s\b", title) for title in titles)
     point.doubts[-1] = Diagnostic(code="layers_disagree", message=message, help="ignore the layers: other work")
     assert layer_plot.caption(record, point).title.endswith("not usable: the layers are far from the call")
     assert layer_tables.table(record)[0].endswith("not usable: the layers are far from the call")
@@ -226,9 +226,9 @@ def test_numbers_of_any_length_in_a_path_are_no_error() -> None:
     assert layer_groups.name_of_all([f"a.0.b{digits}", f"a.1.b{digits}"]) == f"a.0-1.b{digits}"
 
 
-def test_the_page_of_layers_has_three_figures_with_their_names(build: Builder) -> None:
+def test_the_page_of_a_run_has_its_times_and_layers_with_their_names_as_tooltips(build: Builder) -> None:
     record = build.record(build.point(), blocks(build))
-    page = report_page.of_run(record, ["console"]).decode()
-    assert page.count("Plotly.newPlot") == 4
-    assert "stage.0-2.conv \\u00d73" in page
-    assert page == report_page.of_run(record, ["console"]).decode()
+    page = pages.of_run(record, [("headline", ["line"])]).decode()
+    assert page.count("<svg") == 2
+    assert "<title>stage.0-2.conv ×3, forward, Conv2d, 3.00 ms · 42.9 %</title>" in page
+    assert page == pages.of_run(record, [("headline", ["line"])]).decode()

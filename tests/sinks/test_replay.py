@@ -7,7 +7,7 @@ from perfexp.records.record import Metric, Status
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.grid import WIDTH
-from perfexp.tables.quantities import CHART_POINTS, decimate
+from perfexp.tables.flat import CHART_POINTS, decimate
 from perfexp.tracking import descriptions, payload, store
 from tests.conftest import timed_point
 

@@ -2,8 +2,6 @@
 
 import io
 
-import pytest
-
 from perfexp.records.record import Metric, Series
 from perfexp.records.summary import rows
 from perfexp.reports import overview
@@ -35,31 +33,14 @@ def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record
     )
 
 
-@pytest.mark.parametrize(
-    ("names", "scope"),
-    [
-        ((), "batch and times of one rank; samples/s of all 2"),
-        (
-            ("memory/peak_bytes", "energy/power_mean_watts"),
-            "batch, times and memory of one rank; samples/s and power of all 2",
-        ),
-        (
-            ("work/flops", "work/flops_per_second", "mfu", "energy/power_mean_watts", "energy/per_call_joules"),
-            "batch, times, FLOPs, FLOP/s and MFU of one rank; samples/s, power and energy of all 2",
-        ),
-    ],
-)
-def test_the_heading_says_which_figures_are_of_one_rank_and_which_of_all(make_record, names, scope):
+def test_the_answer_says_which_figures_are_of_one_rank_and_which_of_all(make_record):
     record = with_ranks(make_record, share_low=0.15)
     record.environment["ranks"] = {"devices": ["a", "b"], "backend": "nccl"}
-    for point in record.points:
-        point.metrics += [Metric(name=name, value=1.0, unit="1") for name in names]
-        point.metrics = [
-            metric for metric in point.metrics if not metric.name.startswith("memory/") or names[:1] == (metric.name,)
-        ]
-    out = io.StringIO()
-    Console(out=out).results(record)
-    assert out.getvalue().splitlines()[1].endswith(f"; {scope}")
+    for is_verbose in (False, True):
+        out = io.StringIO()
+        Console(out=out, verbose=is_verbose).results(record)
+        assert f"  {overview.OF_RANKS}\n" in out.getvalue()
+        assert "together 42.7 samples/s" in out.getvalue()
 
 
 def test_losses_are_named_and_the_largest_comes_first(make_record):
@@ -97,5 +78,5 @@ def test_points_are_named_where_there_are_several(make_record):
 def test_other_figures_do_not_repeat_them_and_other_runs_have_none(make_record):
     record = with_ranks(make_record, share_low=0.15)
     grid = overview.metrics(record, rows(record))
-    assert grid is None or not any("ranks" in column.title for column in grid.columns)
+    assert not any("ranks" in column.title for column in grid.columns)
     assert overview.ranks(make_record(phases=("train",))) == []

@@ -13,7 +13,7 @@ from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Status
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
-from perfexp.tables import csv_tables, json_results
+from perfexp.tables import flat, json_results
 
 
 def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None:
@@ -139,7 +139,7 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(
         False,
         False,
     ]
-    for lines in ([run["points"][0] for run in runs], csv_tables.sweep(sweep, records)):
+    for lines in ([run["points"][0] for run in runs], flat.sweep(sweep, records)):
         assert ["multi_gpu_slower" in line["doubts"].split(";") for line in lines] == [False, raised, False, False]
 
 
@@ -169,7 +169,7 @@ def test_slower_devices_are_a_fact_only_if_both_have_an_interval(
 
 def test_a_run_of_a_sweep_is_a_line_and_all_of_its_tables_on_request(build: Builder) -> None:
     point = build.point(0.0624, n=400, noise=0.02)
-    point.doubts.append(diagnostics.make("drift", relative=0.05))
+    point.doubts.append(diagnostics.make("drift", relative=0.05, changes="the median moved by +5.0%"))
     for verbose, quiet in ((False, False), (True, False), (False, True)):
         out = io.StringIO()
         console = Console(out=out, err=io.StringIO(), verbose=verbose, quiet=quiet)
@@ -200,7 +200,7 @@ def test_warnings_of_all_runs_follow_once_for_each_code_with_the_worst_and_the_r
     points = [build.point(batch=batch) for batch in (1, 2, 4)]
     for point, share in zip(points, (0.03, -0.08, 0.05), strict=True):
         point.doubts = [
-            diagnostics.make("drift", relative=share),
+            diagnostics.make("drift", relative=share, changes=f"the median moved by {share:+.1%}"),
             diagnostics.make("below_resolution", call_us=1, overhead_us=1),
         ]
     sweep, records = build.sweep([{"batch_size": str(batch)} for batch in (1, 2, 4)], [[point] for point in points])

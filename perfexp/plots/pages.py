@@ -1,0 +1,142 @@
+"""Pages: tables that a click sorts, and the plots as SVG, in one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from perfexp.comparison import comparison_table
+from perfexp.comparison.document import Comparison
+from perfexp.plots import drawing, forest, layer_plot, record_plots, sweep_plots
+from perfexp.plots.canvas import save
+from perfexp.plots.roofline_table import grid
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.roofline.placement import Roofline
+from perfexp.roofline.sentences import meaning
+from perfexp.summaries.grid import Grid
+from perfexp.summaries.subject import one_line
+
+#: The title of a part of a page, and its table or lines.
+Section = tuple[str, Grid | Sequence[str]]
+
+_STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1200px; padding: 0 1em }
+svg { max-width: 100%; height: auto } .wide { overflow-x: auto } table { border-collapse: collapse }
+th, td { padding: .15em .7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee }
+th { cursor: pointer; border-bottom: 1px solid #999 } .prose { text-align: left } p { margin: .2em 0 }
+tr:target { background: #fff0c0 } .note { color: #5f5f5f }"""
+#: Sorts the rows of a table by the column whose head is clicked: numbers with their units, then words.
+_SCRIPT = """
+const powers = {n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15};
+const factors = {min: 60, h: 3600};
+function value(cell) {
+  const found = cell.textContent.match(/^[≈!▲▼=?✕ ]*([-+−]?[\\d.]+(?:e[-+]?\\d+)?)\\s*([^\\s\\d]*)/);
+  if (!found) return null;
+  const unit = found[2], prefixed = unit.length > 1 && powers[unit[0]];
+  return Number(found[1].replace("−", "-")) * (factors[unit] || prefixed || 1);
+}
+function order(a, b) {
+  const one = value(a), two = value(b);
+  if (one !== null && two !== null) return one - two;
+  if (one !== null || two !== null) return one === null ? 1 : -1;
+  return a.textContent.localeCompare(b.textContent);
+}
+for (const head of document.querySelectorAll("th")) head.onclick = () => {
+  const body = head.closest("table").tBodies[0], index = head.cellIndex;
+  const sign = head.ariaSort === "ascending" ? -1 : 1;
+  for (const other of head.parentNode.cells) other.ariaSort = null;
+  head.ariaSort = sign > 0 ? "ascending" : "descending";
+  body.append(...[...body.rows].sort((a, b) => sign * order(a.cells[index], b.cells[index])));
+};
+"""
+
+
+def of_run(record: Record, sections: Sequence[Section]) -> bytes:
+    """Return the page of a run: its results, and its plots below the headline's."""
+    plot = record_plots.plot(record)
+    figures = [drawing.compose(plot) if plot else None, layer_plot.compose(record)]
+    return _results(record.name, sections, filter(None, figures), after=1)
+
+
+def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section]) -> bytes:
+    """Return the page of a sweep: its results, and its plot below the table of its runs."""
+    plot = sweep_plots.plot(sweep, records)
+    return _results(sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
+
+
+def of_comparison(comparison: Comparison) -> bytes:
+    """Return the ratios of a comparison as a table and a plot for each side, and the layers that explain them."""
+    sources = ", ".join(side.source for side in comparison.sides)
+    parts = list(_lines(comparison_table.header(comparison)))
+    for side in comparison.sides[1:]:
+        parts += [f"<h2>{text(comparison_table.title(comparison, side))}</h2>"]
+        parts += [*_lines(comparison_table.doubts(comparison, side)), table(comparison_table.grid(comparison, side))]
+        if figure := forest.compose(comparison, side):
+            parts.append(_svg(figure))
+        layers = comparison_table.layers(comparison, side, has_kernels=True)
+        sections = [*comparison_table.sections(comparison, side), ("layers that explain the difference", layers or ())]
+        parts += (part for section in sections for part in _section(*section))
+    return _page(f"Comparison of {sources}", parts)
+
+
+def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
+    """Return the plot of a roofline as a page, whose markers lead to their rows in the table below it."""
+    rows = (roofline.total, *roofline.ranges, *roofline.parts)
+    below = table(grid(roofline, rows, roofline.notes), [row.number for row in rows])
+    parts = [*_lines([meaning(roofline, roofline.total)]), _inline(svg), below]
+    return _page(roofline.title, parts)
+
+
+def _results(name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int) -> bytes:
+    """The sections, the first of which has the headline, with figures after some of them."""
+    title = sections[0][0] if sections else name
+    parts = ["".join(_section(heading * bool(number), lines)) for number, (heading, lines) in enumerate(sections)]
+    return _page(title, [*parts[:after], *map(_svg, figures), *parts[after:]])
+
+
+def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
+    if content and title:
+        yield f"<h2>{text(title)}</h2>"
+    yield from [table(content)] if isinstance(content, Grid) else _lines(content)
+
+
+def _page(title: str, parts: Iterable[str]) -> bytes:
+    """Return texts in HTML as a page; equal parts give equal bytes."""
+    phone = "<meta name=viewport content='width=device-width'>"
+    head = f"<meta charset=utf-8>{phone}<title>{text(title)}</title><style>{_STYLE}</style>"
+    body = f"<h1>{text(title)}</h1>{''.join(parts)}<script>{_SCRIPT}</script>"
+    content = f"<!DOCTYPE html><html><head>{head}</head><body>{body}</body></html>"
+    return content.encode("utf-8", errors="replace")
+
+
+def table(grid: Grid, ids: Sequence[str] = ()) -> str:
+    """Return a table and its notes; the rows may have identities, to which markers lead."""
+    classes = [" class=prose" if column.prose else "" for column in grid.columns]
+
+    def cells(tag: str, texts: Iterable[str]) -> str:
+        return "".join(f"<{tag}{one}>{text(cell)}</{tag}>" for one, cell in zip(classes, texts, strict=True))
+
+    names = [f" id='{text(name)}'" if name else "" for name in ids or [""] * len(grid.lines)]
+    rows = "".join(f"<tr{name}>{cells('td', line)}</tr>" for name, line in zip(names, grid.lines, strict=True))
+    head = cells("th", (column.title for column in grid.columns))
+    notes = "".join(f"<p class=note>{text(note)}</p>" for note in grid.notes)
+    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+
+
+def text(words: str) -> str:
+    """Return one line that HTML shows as it is."""
+    return html.escape(one_line(words))
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+    return (f"<p>{text(line)}</p>" for line in lines)
+
+
+def _svg(figure: Any) -> str:
+    return _inline(save(figure, "svg"))
+
+
+def _inline(svg: bytes) -> str:
+    """A figure without the head of its file."""
+    return svg[svg.index(b"<svg") :].decode()

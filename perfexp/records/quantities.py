@@ -1,0 +1,366 @@
+"""Quantities: every metric and time with its name, unit, title, format and meaning, in the order of the reference."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from perfexp.records.record import Metric
+
+#: Stands for a part of a name: the number of a rank or a meter, a baseline, or a user's own name.
+ANY = "*"
+
+
+class Pooled(Enum):
+    """How the figures of several processes become one."""
+
+    FIRST = auto()
+    LARGEST = auto()
+    MEDIAN = auto()
+    GEOMETRIC_MEAN = auto()
+    #: The mean with an interval over processes, if every process has one.
+    SPEEDUP = auto()
+    #: The first one, scaled to the median time, or to the mean time of a call in the loop, of all processes.
+    BY_TIME = auto()
+    BY_RATE = auto()
+
+
+#: Figures that follow a time or a rate, and are as uncertain.
+FOLLOWING = (Pooled.BY_TIME, Pooled.BY_RATE)
+
+
+class Quantity(NamedTuple):
+    """One metric, or the metrics whose names differ in a part (`ANY`).
+
+    Attributes:
+        name: name with the unit at its end.
+        unit: SI unit; `1` for a ratio or a count.
+        meaning: meaning in a sentence, for the reference.
+        heading: title of a table's column; empty for the name without the unit. `{time}` is the median of the points.
+        symbol: unit of a count in tables; None for the symbol of `unit`.
+        is_share: whether it is shown in percent.
+        is_detail: whether only `perfexp show -v` and report.md have it.
+        is_apart: whether it has a column of its own, a sentence or a note instead of a place among other metrics.
+        is_charted: whether MLflow has a chart of it.
+        pooled: figure of several processes.
+        csv: column that other tools read; empty for the name.
+        note: line below a table that has it, with `{precision}`.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    heading: str = ""
+    symbol: str | None = None
+    is_share: bool = False
+    is_detail: bool = False
+    is_apart: bool = False
+    is_charted: bool = True
+    pooled: Pooled = Pooled.FIRST
+    csv: str = ""
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """Title of a column: the heading, or the name without the unit."""
+        return self.heading or self.name.removesuffix(f"_{self.unit}")
+
+    @property
+    def column(self) -> str:
+        """Column in CSV files and tidy tables."""
+        return self.csv or self.name.replace("/", "_")
+
+
+class Time(NamedTuple):
+    """One of the times of a call: a series of samples in seconds."""
+
+    title: str
+    caption: str
+    meaning: str
+
+
+#: Times by the names of their series.
+TIMES = {
+    "latency": Time("latency", "one caller waits", "Time from the call until its result is there"),
+    "throughput": Time(
+        "pipelined",
+        "pipelined loop",
+        "Wall time per call of a pipelined loop; a CPU has none, its `latency` is the same loop",
+    ),
+    "device": Time("device", "GPU time", "Time that the device works on a call; a CPU has none"),
+    "device/graph": Time(
+        "device/graph", "GPU time as a graph", "The same where the call is launched as one CUDA graph"
+    ),
+}
+
+
+def time_title(kind: str | None) -> str:
+    """Return a time as tables, texts and plots name it; empty for None."""
+    return TIMES[kind].title if kind in TIMES else kind or ""
+
+
+#: Units at the end of names.
+_AT_END = ("bytes", "joules", "seconds", "watts")
+#: Quantities by name, in the order of the reference.
+QUANTITIES: dict[str, Quantity] = {}
+
+
+def _quantity(name: str, meaning: str, *, unit: str = "", **further: Any) -> str:
+    """Declare a quantity, with a unit that its name does not end in, and return its name."""
+    end = name.replace("/", "_").rpartition("_")[2]
+    own_unit = unit or (end if end in _AT_END else "1")
+    QUANTITIES[name] = Quantity(name, own_unit, meaning, **further)
+    return name
+
+
+EPOCH_SECONDS = _quantity("epoch_seconds", "Time of an epoch; extrapolated (estimated) without `epochs`")
+RUNTIME = _quantity("total_runtime_seconds", "Time of all epochs")
+DATA_SHARE = _quantity("data_share", "Mean of the data phase over that of all phases", is_apart=True)
+PHASES = _quantity(
+    "phases_over_whole", "Sum of the phases over the whole step: `device` with data on a GPU", is_apart=True
+)
+HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", is_detail=True, pooled=Pooled.MEDIAN)
+CYCLES = _quantity(
+    "device/cycles_per_call",
+    "`device` times the SM clock of an NVIDIA board during its blocks; a lasting clock change does not affect it "
+    "(estimated)",
+    is_detail=True,
+    is_charted=False,
+    pooled=Pooled.GEOMETRIC_MEAN,
+)
+
+GRAPH_SECONDS = _quantity(
+    "device/graph_seconds", "Always null, with the reason why the call has no `device/graph` time"
+)
+FINITE = _quantity("outputs_finite", "Always null, with the reason why the outputs could not be checked")
+
+FIRST_LOSS = _quantity("train/loss_first", "Loss of the first timed step", is_detail=True)
+LAST_LOSS = _quantity("train/loss_last", "Loss of the last timed step")
+ACCURACY = _quantity(
+    "accuracy",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` that of the last evaluation",
+    is_share=True,
+)
+BEST_ACCURACY = _quantity("train/accuracy_best", "Highest accuracy of all evaluations", is_share=True)
+EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time of all evaluations", is_detail=True)
+CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time of writing checkpoints", is_detail=True)
+
+PEAK_MEMORY = _quantity(
+    "memory/peak_bytes",
+    "Peak of the timed calls. CPU: resident memory of the process. CUDA: peak allocated by torch",
+    is_apart=True,
+)
+FIRST_MEMORY = _quantity(
+    "memory/warmup_peak_bytes",
+    "Peak of the first calls, which choose kernels, compile, and create optimizer state",
+    is_detail=True,
+)
+RESERVED_MEMORY = _quantity("memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator", is_detail=True)
+DEVICE_MEMORY = _quantity(
+    "memory/device_bytes", "CUDA: memory in use on the board beyond that before the process", is_detail=True
+)
+FITTING_BATCH = _quantity("batch_that_fits", "After out of memory: a batch size that would fit")
+TOO_LARGE = _quantity("largest_batch/too_large", "With `batch_size=max`: smallest batch that did not fit")
+TRIED_BATCHES = _quantity("largest_batch/trials_count", "Batches that were tried for it")
+
+COMPILE_SECONDS = _quantity("compile/seconds", "Time in torch.compile, forward and backward")
+GRAPHS = _quantity("compile/graphs", "Graphs")
+GRAPH_BREAKS = _quantity("compile/graph_breaks", "Places where the compiler left the model's code to Python")
+RECOMPILATIONS = _quantity(
+    "compile/recompilations", "Graphs that replaced another one of the same code, for example for another shape"
+)
+
+OUTPUT_ERROR = _quantity(
+    "correctness/relative_error", "L2 norm of the difference of all outputs, relative to that of the copy's"
+)
+AGREEMENT = _quantity("correctness/argmax_agreement", "Share of samples (pixels) with the same most likely class")
+
+MACS = _quantity("work/forward_macs", "Multiply-accumulates of the forward pass", symbol="MAC", is_detail=True)
+FLOPS = _quantity("work/flops", "FLOPs of the call, backward pass included in training", symbol="FLOP")
+LEAST_BYTES = _quantity(
+    "work/bytes_min",
+    "Bytes when each layer reads inputs and weights and writes outputs once",
+    unit="bytes",
+    is_detail=True,
+)
+ACTIVATION_BYTES = _quantity("work/activation_bytes", "Bytes of activations", is_detail=True)
+PARAMETERS = _quantity("work/parameters", "Number of parameters", symbol="")
+WORK_RATE = _quantity(
+    "work/flops_per_second",
+    "FLOPs over `device`; over `latency` on a CPU",
+    heading="FLOP/s at {time}",
+    symbol="FLOP/s",
+    unit="1/s",
+    pooled=Pooled.BY_TIME,
+)
+MFU = _quantity(
+    "mfu",
+    "FLOP/s of the contractions in the pipelined loop, 2 per MAC and 6 per MAC of a training step, over the data "
+    "sheet's peak for the precision; with `precision=torch`, over those of convolutions and products",
+    heading="MFU at samples/s",
+    is_share=True,
+    pooled=Pooled.BY_RATE,
+    note="MFU is of the data sheet's peak {precision}",
+)
+MFU_OF_CEILING = _quantity(
+    "mfu_of_ceiling",
+    "The same over the measured ceiling",
+    heading="MFU of ceiling at samples/s",
+    is_share=True,
+    pooled=Pooled.BY_RATE,
+    note="MFU of ceiling is of the peak of matrix products on this device {precision}",
+)
+FLOPS_CEILING = _quantity(
+    "ceiling/flops_per_second", "Highest sustained rate of matrix products", symbol="FLOP/s", unit="1/s"
+)
+BYTES_CEILING = _quantity("ceiling/bytes_per_second", "Highest sustained rate of copies", symbol="B/s", unit="bytes/s")
+
+ENERGY = _quantity(
+    "energy/per_call_joules",
+    "Mean power of the windows × time of a call in them, with an interval",
+    csv="energy_per_inference_j",
+)
+IMAGE_ENERGY = _quantity("energy/per_image_joules", "The same over the samples of a call")
+QUEUED_ENERGY = _quantity(
+    "energy/queued_per_call_joules",
+    "The same while replays of a CUDA graph keep the device busy, where the host limits the loop",
+)
+QUEUED_POWER = _quantity("energy/queued_power_watts", "Mean power in those windows", is_detail=True)
+QUEUED_SECONDS = _quantity(
+    "energy/queued_call_seconds",
+    "Mean time of a call in those windows",
+    heading="energy/time of a queued call as a CUDA graph",
+    is_detail=True,
+)
+EPOCH_ENERGY = _quantity("energy/per_epoch_joules", "Energy per training epoch, where the data has an end (estimated)")
+NET_ENERGY = _quantity("energy/net_per_call_joules", "Energy per call above the idle power", is_detail=True)
+NET_IMAGE_ENERGY = _quantity("energy/net_per_image_joules", "Energy per sample above the idle power")
+NET_EPOCH_ENERGY = _quantity("energy/net_per_epoch_joules", "Energy per epoch above the idle power", is_detail=True)
+POWER = _quantity("energy/power_mean_watts", "Mean power in the windows", csv="power_mean_w")
+IDLE_POWER = _quantity("energy/idle_power_watts", "Power before and after, model loaded, nothing running")
+COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter", is_detail=True)
+INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings", is_detail=True)
+DIFFERENCE = _quantity("energy/integral_difference", "Relative difference of the two", is_detail=True)
+UNCERTAINTY = _quantity("energy/integral_uncertainty", "Standard uncertainty of the integral, relative", is_detail=True)
+WINDOW_SECONDS = _quantity("energy/window_seconds", "Length of all windows", is_detail=True)
+CALL_SECONDS = _quantity(
+    "energy/call_seconds",
+    "Mean time of a call in the windows",
+    heading="energy/time of a call",
+    is_detail=True,
+)
+CALLS = _quantity("energy/calls", "Calls in the windows", is_detail=True)
+METER_ACCURACY = _quantity(
+    "energy/meter_accuracy",
+    "Relative error of the scale of the meter, where a source is known; no interval includes it",
+    is_apart=True,
+)
+METER_POWER = _quantity("energy/meter_*/power_mean_watts", "Mean power of each of several meters", is_detail=True)
+METER_ENERGY = _quantity("energy/meter_*/per_call_joules", "Energy of each of several meters", is_detail=True)
+
+CLOSURE = _quantity(
+    "layers/closure",
+    "Relative difference between the sum of the layers and the call without profiling",
+    heading="layers − call",
+    is_share=True,
+)
+LAYER_FLOPS = _quantity(
+    "layers/flops", "Always null, with the reason why the layers have no counted work", symbol="FLOP"
+)
+GAP_SHARE = _quantity("layers/gap_share", "Share of gaps between kernels", is_share=True)
+UNATTRIBUTED = _quantity(
+    "layers/unattributed_share",
+    "Share of time that could not be joined to a layer",
+    is_share=True,
+    is_detail=True,
+)
+
+COVERAGE = _quantity(
+    "algorithm/flops_share",
+    "Share of the convolutions' FLOPs that ran the requested algorithm",
+    heading="algorithm coverage",
+    is_share=True,
+)
+PROVEN = _quantity(
+    "algorithm/proven_share",
+    "The part of it that is proven: by an algorithm that perfexp composed, or by cuDNN kernels that it checked. "
+    "torch's own choice (of `algorithm=fastest`, or of a layer with `default`) is not: its algorithm was not observed.",
+    is_share=True,
+    is_apart=True,
+)
+WORKSPACE = _quantity(
+    "algorithm/workspace_peak_bytes",
+    "Largest cuDNN workspace of all processes, where it is known",
+    is_detail=True,
+    pooled=Pooled.LARGEST,
+)
+LAUNCHED = _quantity(
+    "algorithm/launched_share",
+    "Share of cuDNN passes that were launched as captured graphs",
+    is_detail=True,
+)
+ALGORITHM_ERROR = _quantity("algorithm/output_error", "Relative L2 difference of the model's outputs from `default`")
+SPEEDUP = _quantity(
+    "algorithm/speedup_over_*",
+    "`fastest` only: whole model against `default` and `benchmark`, all launched kernel by kernel, with interval",
+    pooled=Pooled.SPEEDUP,
+)
+CAPTURED_SPEEDUP = _quantity(
+    "algorithm/captured_speedup_over_*",
+    "The same with all calls captured as CUDA graphs",
+    pooled=Pooled.SPEEDUP,
+)
+PROMISED_SPEEDUP = _quantity(
+    "algorithm/promised_speedup_over_*",
+    "Ratio of the sums of the convolutions, each alone, with interval; of several processes their mean, unless choices "
+    "were cached",
+    is_detail=True,
+    pooled=Pooled.SPEEDUP,
+)
+
+RANKS_RATE = _quantity("ranks/samples_per_second", "All ranks, from bursts", unit="samples/s", is_apart=True)
+RANK_RATE = _quantity("ranks/*/samples_per_second", "Each rank", unit="samples/s", is_apart=True)
+EFFICIENCY = _quantity(
+    "ranks/scaling_efficiency",
+    "Step time of one rank alone divided by that of all ranks, same batch each; 1 is perfect",
+    heading="scaling efficiency",
+    is_apart=True,
+)
+COMMUNICATION = _quantity(
+    "ranks/communication_share",
+    "Share of a step that waits for gradients",
+    heading="waiting for gradients",
+    is_apart=True,
+)
+STATISTICS = _quantity(
+    "ranks/statistics_share",
+    "Share of a step for SyncBatchNorm, other collective operations of the model, and DistributedDataParallel itself",
+    heading="other communication",
+    is_apart=True,
+)
+CONTENTION = _quantity(
+    "ranks/contention_share",
+    "Share of a step because the ranks share the host",
+    heading="sharing the host",
+    is_apart=True,
+)
+
+
+@lru_cache(maxsize=4096)
+def named(name: str, unit: str = "1") -> Quantity:
+    """Return the quantity with a name, also of one of a family; one of this unit for a name of a user's own."""
+    families = (one for one in QUANTITIES.values() if ANY in one.name and fnmatchcase(name, one.name))
+    return QUANTITIES.get(name) or next(families, Quantity(name, unit, ""))._replace(name=name)
+
+
+def of(metric: Metric) -> Quantity:
+    """Return the quantity that a metric is."""
+    return named(metric.name, metric.unit)
+
+
+def member(family: str, part: object) -> str:
+    """Return the name of one of a family: of `ranks/*/samples_per_second` and 0, `ranks/0/samples_per_second`."""
+    return family.replace(ANY, str(part))

@@ -1,0 +1,447 @@
+"""Flat: the figures of a record as lines of named cells, from which CSV, Parquet, JSON and MLflow are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.forecast.predictions import Forecast, key_of
+from perfexp.records import quantities as registry
+from perfexp.records.cold_starts import first_predictions
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.growth import scalings
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, POWER
+from perfexp.records.record import Key, Metric, Point, Record, Status
+from perfexp.records.summary import Row, requested_percentiles, rows
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.units import prettify
+from perfexp.statistics.blockwise import Summary
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.subject import Subject, subject
+from perfexp.summaries.sweep_summary import diagnostics_of, paired
+from perfexp.summaries.wording import percentile, service_time
+
+Cell = str | float | int | bool | None
+Line = dict[str, Cell]
+
+#: Columns that identify the run of a line among those of other runs, in their order.
+IDENTITY = (
+    *("run_uid", "run_name", "folder", "host", "device_name", "driver", "torch", "cudnn", "git_commit", "git_dirty"),
+    *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
+)
+#: Facts of the environment among them.
+_FACTS = {
+    "host": "host",
+    "device_name": "device.name",
+    "driver": "device.driver",
+    "torch": "packages.torch",
+    "cudnn": "device.cudnn",
+    "git_commit": "git.commit",
+}
+AXIS = "axis_"
+#: Metrics among the first columns, and those with columns of their own.
+_FIRST_METRICS = (POWER, ENERGY)
+_PLACED = (PEAK_MEMORY, *_FIRST_METRICS)
+#: Columns of a time, in milliseconds where they end so.
+_OF_TIME: dict[str, Callable[[Summary], float | None]] = {
+    "mean_ms": lambda time: time.mean.value,
+    "std_ms": lambda time: time.std,
+    "min_ms": lambda time: time.minimum,
+    "max_ms": lambda time: time.maximum,
+    "median_ms": lambda time: time.median.value,
+    "ci_low_ms": lambda time: time.median.low,
+    "ci_high_ms": lambda time: time.median.high,
+    "half_width_percent": lambda time: _scaled(time.median.relative_half_width, 100),
+    "n": lambda time: time.n,
+    "n_effective": lambda time: time.n / time.tau,
+    "outliers": lambda time: len(time.outliers),
+}
+#: Columns that CSV files name without their unit, before all others; the names that MLflow has for others.
+_BARE = ("mean", "std", "min", "max")
+_CHARTED = {
+    "median_ms": "p50_ms",
+    "ci_low_ms": "ci_low_ms",
+    "ci_high_ms": "ci_high_ms",
+    "half_width_percent": "ci_half_width_percent",
+    "mean_ms": "mean_ms",
+    "std_ms": "std_ms",
+    "n": "measured_count",
+}
+#: The first columns of every table.
+FIRST_COLUMNS = (
+    *("model", "algorithm", "input_size", *_BARE),
+    *(registry.named(name).column for name in _FIRST_METRICS),
+)
+#: Values of a metric in a chart of MLflow; more cost time and are not shown.
+CHART_POINTS = 320
+
+
+def overall(record: Record, further: Sequence[Diagnostic] = ()) -> list[Line]:
+    """Return one line for each timed point; the figures of a failed point are None.
+
+    Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
+    n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `further`
+    are diagnostics of the run that its sweep shows.
+    """
+    about, percentiles = subject(record.plan, record.environment), requested_percentiles(record)
+    doubts = (*record.doubts, *further)
+    parts: list[tuple[Mapping[str, Cell], ...]] = [
+        (
+            *(_time_columns(row, about), _percentile_columns(row, percentiles)),
+            *(with_ends("samples_per_second", row.samples_per_second), _phases(row)),
+            *(_metric_columns(row), _ends_of_metrics(row), _outcome(row, about, doubts)),
+        )
+        for row in rows(record)
+    ]
+    columns = [dict.fromkeys(name for part in of_part for name in part) for of_part in zip(*parts, strict=True)]
+    return [
+        {name: part.get(name) for part, names in zip(of_row, columns, strict=True) for name in names}
+        for of_row in parts
+    ]
+
+
+def epochs(record: Record) -> list[Line]:
+    """Return one line for each epoch of each training."""
+    about = subject(record.plan, record.environment)
+    return [
+        {**columns_of(about, point.key), "replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
+        for point in record.points
+        for epoch in point.epochs
+    ]
+
+
+def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
+    """Return one line for each point of each run of a sweep, the axes that vary first; a run without points has one."""
+    lines: list[Line] = []
+    raised = diagnostics_of(summary, records)
+    for child, record in paired(summary, records):
+        points = overall(record, [raised[child.job]] if child.job in raised else []) if record else []
+        ending: Line = {"status": child.status.value, "error": child.error}
+        lines += [{**child.axes, "job": child.job, "run": child.name, **point} for point in points or [ending]]
+    return lines
+
+
+def predicted(record: Record, forecasts: Sequence[Forecast]) -> list[Line]:
+    """Return one line for each point of a sparse sweep; ends of intervals are those of 90 % intervals."""
+    about = subject(record.plan, record.environment)
+    table: dict[tuple[str, object], Line] = {}
+    for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
+        key, near = (key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest))
+        line = table.setdefault((curve.phase, point.pair), columns_of(about, key))
+        name, factor = registry.named(ENERGY).column, 1.0
+        if curve.quantity == "time":
+            name, factor = "median_ms", 1e3
+            line |= {"source": point.source, "time_kind": curve.kind}
+            line |= {"nearest_input_size": near.size_label, "nearest_batch_size": near.batch_size}
+        cells = with_ends(name, point.value, factor)
+        line |= {f"{name}_low": cells.pop(f"{name}_low"), **cells}
+        line |= {"reason": point.reason} if point.reason else {}
+    return list(table.values())
+
+
+def points(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
+    """Return one line for each timed point, as in `overall`, after the run's identity; at least a status."""
+    identity, about = identity_of(record, folder), subject(record.plan, record.environment)
+    lines = [with_units(line) for line in overall(record, further)] or [{"status": record.status.value}]
+    names: Line = {name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")}
+    return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
+
+
+def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
+    """Return the line of a run that left no record: its sweep, and the reason."""
+    return {
+        **dict.fromkeys(IDENTITY),
+        "run_name": child.name,
+        "folder": folder.as_posix(),
+        "sweep_uid": sweep.uid,
+        "sweep_job": child.job,
+        **{f"{AXIS}{name}": value for name, value in child.axes.items()},
+        "status": child.status.value,
+        "error": child.error,
+    }
+
+
+def aligned(lines: Sequence[Line]) -> list[Line]:
+    """Return lines of several runs with the same columns: identity, the axes of sweeps, then the rest."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    ordered = sorted(names, key=lambda name: (name not in IDENTITY, not name.startswith(AXIS)))
+    return [{name: line.get(name) for name in ordered} for line in lines]
+
+
+def identity_of(record: Record, folder: Path) -> Line:
+    """Return the cells that identify a run: its folder, machine, software, and place in a sweep."""
+    facts = {name: fact_at(record.environment, place) for name, place in _FACTS.items()}
+    sweep = record.sweep
+    return {
+        "run_uid": record.uid,
+        "run_name": record.name,
+        "folder": folder.as_posix(),
+        **{name: None if fact is None else str(fact) for name, fact in facts.items()},
+        "git_dirty": {"True": True, "False": False}.get(str(fact_at(record.environment, "git.dirty"))),
+        "plan_hash": record.plan_hash,
+        "perfexp_version": record.perfexp_version,
+        "started": record.started,
+        "sweep_uid": sweep.uid if sweep else None,
+        "sweep_job": sweep.job if sweep else None,
+        **{f"{AXIS}{name}": value for name, value in (sweep.axes if sweep else {}).items()},
+    }
+
+
+def with_units(line: Line) -> Line:
+    """Return a line with units in its names and the size in pixels; the identity has the device."""
+    cells: Line = {}
+    for name, cell in line.items():
+        if name == "input_size":
+            height, _, width = str(cell).partition("x")
+            cells |= size_cells(int(height), int(width or height))
+        elif name != "device":
+            cells[f"{name}_ms" if name in _BARE else name] = cell
+    return cells
+
+
+def size_cells(height: int, width: int) -> Line:
+    """Return an input size as a label and in pixels."""
+    label = str(height) if height == width else f"{height}x{width}"
+    return {"input_size": label, "input_height_pixels": height, "input_width_pixels": width}
+
+
+def columns_of(about: Subject, key: Key) -> Line:
+    """Return the columns that identify a point in the tables of layers and of convolutions."""
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "phase": key.phase,
+        "input_size": key.size_label,
+        "batch_size": key.batch_size,
+        "precision": key.precision,
+    }
+
+
+def with_ends(
+    name: str, figure: Interval | Metric | None, factor: float = 1.0, unit: str = ""
+) -> dict[str, float | None]:
+    """Return a figure and the ends of its interval as NAME, NAME_low and NAME_high, each with a unit."""
+    values = (figure.value, figure.low, figure.high) if figure else (None, None, None)
+    ends = zip(("", "_low", "_high"), values, strict=True)
+    return {f"{name}{end}{unit}": _scaled(value, factor) for end, value in ends}
+
+
+def to_ms(seconds: float | None) -> float | None:
+    """Return seconds as milliseconds; None for None."""
+    return _scaled(seconds, 1e3)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _of_time(time: Summary | None) -> dict[str, float | None]:
+    cells = {name: read(time) if time else None for name, read in _OF_TIME.items()}
+    return {name: to_ms(cell) if name.endswith("_ms") else cell for name, cell in cells.items()}
+
+
+def _time_columns(row: Row, about: Subject) -> Line:
+    series, size, cells = row.series, row.key.input_size, _of_time(row.time)
+    first = {name: cells.pop(f"{name}_ms") for name in _BARE}
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "input_size": row.key.size_label if size[0] != size[1] else size[0],
+        **first,
+        **{registry.named(name).column: row.value(name) for name in _FIRST_METRICS},
+        "phase": row.key.phase,
+        "batch_size": row.key.batch_size,
+        "precision": row.key.precision,
+        "time_kind": row.time_kind,
+        **cells,
+        "warmup_calls": series.warmup * series.calls_per_sample if series else None,
+        "calls_per_sample": series.calls_per_sample if series else None,
+        "stop_reason": series.stop.reason if series and series.stop else None,
+    }
+
+
+def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
+    kind, summary = service_time(row) or (None, None)
+    line: Line = {"percentile_kind": kind}
+    for number in percentiles:
+        line |= with_ends(f"p{number:g}", percentile(summary, number) if summary else None, 1e3, "_ms")
+    return line
+
+
+def _phases(row: Row) -> Line:
+    return {f"phase_{name}_ms": to_ms(seconds) for name, seconds in row.phases.items()}
+
+
+def _metric_columns(row: Row) -> Line:
+    others = {registry.of(one).column: one.value for one in row.metrics if one.name not in _PLACED}
+    return {"peak_memory_mib": _scaled(row.value(PEAK_MEMORY), 1 / 2**20), **others}
+
+
+def _ends_of_metrics(row: Row) -> Line:
+    ranged = {registry.of(one).column: one for one in row.metrics if one.low is not None}
+    return {f"{name}_{end}": getattr(one, end) for name, one in ranged.items() for end in ("low", "high")}
+
+
+def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
+    """Estimates, status, and all diagnostics: the whole run's too, because a line is read alone."""
+    return {
+        "estimated": ";".join(registry.of(metric).column for metric in row.metrics if metric.estimated),
+        "device": about.device,
+        "status": row.status.value,
+        "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
+        "error": row.error if row.status is not Status.OK else None,
+        "processes": row.processes if row.status is Status.OK else 0,
+    }
+
+
+class Quantity(NamedTuple):
+    """One number of a chart.
+
+    Attributes:
+        group: `latency`, `throughput`, `memory`, …
+        name: name within the group, ending in its unit.
+        step: the point's input width if points differ in a square size only, or else its index; the index of the sample
+            in the group `samples`, and the number of the epoch in the group `epoch`.
+        reason: why there is no value.
+        estimated: whether it is derived from another measured value, or has no interval.
+    """
+
+    group: str
+    name: str
+    value: float | None
+    key: Key
+    step: int
+    reason: str | None = None
+    estimated: bool = False
+
+
+class PointRun(NamedTuple):
+    """The points of one phase and one batch size, whose metrics have the same names; none for a cold start alone."""
+
+    phase: str
+    batch_size: int
+    rows: list[Row]
+
+
+def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
+    """Split the rows of a record by phase and batch size, in its order."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in table:
+        groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
+    for first in first_predictions(record):
+        groups.setdefault(("inference", first.key.batch_size), [])
+    return [PointRun(*group, of_group) for group, of_group in groups.items()]
+
+
+def by_size(run: PointRun) -> list[PointRun]:
+    """Return each size of a run of several sizes as a run of its own; none for a single size."""
+    return [run._replace(rows=[row]) for row in run.rows] if len(run.rows) > 1 else []
+
+
+def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
+    """Yield the numbers of one phase and batch size, point by point."""
+    percentiles, steps = requested_percentiles(record), _steps(run.rows)
+    for row in run.rows:
+        for group, name, value, is_estimate in _of_row(row, percentiles):
+            if value is not None:
+                yield Quantity(group, name, value, row.key, steps[row.key], estimated=is_estimate)
+        yield from _metrics(row, steps[row.key])
+    yield from _scalings(run.rows, steps)
+    yield from _first_predictions(record, run, steps)
+    for row in run.rows if len(run.rows) == 1 else ():
+        if row.series:  # a chart of warm-up, drift and outliers
+            for index, seconds in decimate(row.series.samples):
+                yield Quantity("samples", f"{row.series.name}_ms", seconds * 1e3, row.key, index)
+        for point in record.points:
+            yield from of_epochs(point) if point.key == row.key else ()
+
+
+def of_epochs(point: Point) -> Iterator[Quantity]:
+    """The figures of each epoch of a training, at its number."""
+    for epoch in point.epochs:
+        for name, value in epoch.figures.items():
+            if value is not None:
+                yield Quantity("epoch", name, value, point.key, epoch.number)
+
+
+def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
+    """Return at most `limit` samples (even) with their indices; the extremes of each section stay."""
+    if len(samples) <= limit:
+        return list(enumerate(samples))
+    values, indices = np.asarray(samples), set[int]()
+    for section in np.array_split(np.arange(values.size), limit // 2):
+        indices |= {int(section[values[section].argmin()]), int(section[values[section].argmax()])}
+    return [(index, samples[index]) for index in sorted(indices)]
+
+
+def _steps(table: Sequence[Row]) -> dict[Key, int]:
+    """The step of each point: the width in a sweep over square sizes, so that a chart has it as its axis."""
+    widths = {row.key.input_size[1] for row in table if row.key.input_size[0] == row.key.input_size[1]}
+    is_sweep = len(widths) == len(table) > 1
+    return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(table)}
+
+
+def _of_row(row: Row, percentiles: Sequence[float]) -> Iterator[tuple[str, str, float | None, bool]]:
+    """Group, name and value of a row's own figures, and whether `≈` precedes it in reports."""
+    for kind, time in row.times.items():
+        cells = _of_time(time)
+        for name, charted in _CHARTED.items():
+            yield kind, charted, cells[name], name == "median_ms" and time.median.low is None
+    rate = row.samples_per_second
+    for name, value in with_ends("samples_per_second", rate).items():
+        yield "throughput", name, value, rate is not None and rate.low is None
+    for name, seconds in row.phases.items():
+        yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3, False
+    height, width = row.key.input_size
+    facts = {"input_height": height, "input_width": width, "batch_size": row.key.batch_size}
+    facts |= {"processes_count": row.processes, "ok": row.status is Status.OK}
+    for name, fact in {**facts, "spread_percent": _scaled(row.spread, 100)}.items():
+        yield "point", name, fact, False
+    service = service_time(row)
+    for number in percentiles:
+        if service and number != 50:
+            interval = percentile(service[1], number)
+            yield service[0], f"p{number:g}_ms", interval.value * 1e3, interval.low is None
+
+
+def _metrics(row: Row, step: int) -> Iterator[Quantity]:
+    """The point's metrics with a chart; one without a group is put into that of its phase."""
+    for metric in row.metrics:
+        if not registry.of(metric).is_charted:
+            continue
+        group, _, stem = metric.name.partition("/") if "/" in metric.name else (row.key.phase, "", metric.name)
+        for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
+            name, pretty = prettify(stem, number or 0.0, metric.unit)
+            if number is not None or not ending:
+                value = None if number is None else pretty
+                yield Quantity(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
+
+
+def _scalings(table: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """Growth of a time with the size, at the step of the largest size; a missing figure has a reason."""
+    for scaling in scalings(table):
+        fit, is_known = scaling.fit, not scaling.doubt
+        values = {
+            **with_ends("exponent", fit.exponent if is_known else None),
+            "constant_ms": fit.a * 1e3 if is_known else None,
+            "growing_ms": fit.b * 1e3 if is_known else None,
+            "scatter_percent": fit.scatter * 100,
+        }
+        for name, value in values.items():
+            reason = (scaling.doubt or "the time does not grow with the size") if value is None else None
+            yield Quantity("scaling", name, value, scaling.key, steps[scaling.key], reason)
+
+
+def _first_predictions(record: Record, run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """The parts of the cold starts of a run's sizes; a training has none."""
+    at = {key.input_size: step for key, step in reversed(list(steps.items()))}
+    firsts = [first for first in first_predictions(record) if first.key.batch_size == run.batch_size]
+    for index, first in enumerate(firsts if run.phase == "inference" else ()):
+        if not at or first.key.input_size in at:
+            step = at.get(first.key.input_size, index)
+            for name, seconds in (*first.parts.items(), ("total", first.total.value)):
+                yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)

@@ -1,0 +1,154 @@
+"""Answers of a worker that measures nothing: about this machine, a plan's algorithms, and its peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.algorithms.default import Default
+from perfexp.devices import Device, nvml
+from perfexp.errors import DeviceMismatch, Unsupported, UserError
+from perfexp.plan import config
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
+from perfexp.worker.workbench import Workbench
+
+if TYPE_CHECKING:
+    from perfexp.probes.workspaces import Workspaces
+
+
+def survey(index: int | None, emit: Events) -> None:
+    """Determine each part of this machine's equipment and send it at once: a later part may end the process.
+
+    Clocks are those of the CUDA device of this index, if any.
+    """
+    for name, determine in _parts(index):
+        emit("block", text=name)
+        try:
+            facts = determine()
+        except Exception as error:
+            facts = {"error": f"{type(error).__name__}: {error}".strip()}
+        emit("part", name=name, answer=facts)
+
+
+def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Yield the parts in order: NVML first, which lists other processes before this one is among them."""
+    yield "boards", nvml.all_boards
+    yield "torch", partial(_of_torch, "torch_build")
+    yield "torchvision", _torchvision
+    yield "cuda", partial(_of_torch, "cuda_devices")
+    yield "mps", partial(_of_torch, "apple_gpu")
+    if index is not None:
+        yield "clocks", partial(_of_torch, "try_clocks", index)
+    yield "energy", partial(_of_torch, "try_energy", index)
+
+
+def _of_torch(function: str, *arguments: Any) -> dict[str, Any]:
+    from perfexp.diagnosis import detected_devices
+
+    facts: dict[str, Any] = getattr(detected_devices, function)(*arguments)
+    return facts
+
+
+def _torchvision() -> dict[str, Any]:
+    from perfexp.models import torchvision_import
+
+    torchvision_import.import_torchvision()
+    return torchvision_import.torchvision_facts()
+
+
+def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
+    """Find the algorithms that can compute the convolutions of the plan's first point, without measuring them.
+
+    Returns the result of `perfexp.algorithms.layer_support.survey`, the device, and the settings, as JSON values.
+    """
+    from perfexp.models.fake import FakeModel  # of tests, and of no cold start of a torch model
+
+    if config.locate(plan.model) is FakeModel:
+        raise UserError(f"model={plan.model_name} is scripted and has no layers. Choose a torch model.")
+    config.build(plan.algorithm)  # raises if its settings are wrong
+    keys, settings = plan.timed_keys(), plan.algorithm
+    key, bench = keys[0], Workbench(plan, paths, emit)
+    bench.find_device()
+    bench.open_data()
+    # on a CPU this computes nothing that could disturb another measurement
+    with bench.reserved(bench.device) if bench.device.asynchronous else nullcontext():
+        bench.device.start()
+        bench.load_model()
+        from perfexp.algorithms.layer_support import survey  # with torch
+
+        support = survey(
+            bench.session,
+            key,
+            backend=settings.get("backend"),
+            workspace_bytes=settings.get("workspace_bytes"),
+            backward={name: settings[name] for name in ("backward_data", "backward_filter") if settings.get(name)},
+            progress=emit.block,
+        )
+    session = bench.session.facts()
+    return {
+        "model": plan.model_name,
+        "device": {**bench.device.facts(), "kind": bench.device.kind, "name": bench.device.name},
+        "phase": key.phase,
+        "input_size": key.input_size,
+        "batch_size": key.batch_size,
+        "inputs": len({(key.input_size, key.batch_size) for key in keys}),
+        "precision": session["precision"],
+        "session": session,
+        "doubts": msgspec.to_builtins(bench.session.doubts()),
+        **support,
+    }
+
+
+def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
+    """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason.
+
+    Unknown workspaces of convolutions are measured if the plan's device is present, which is reserved from then on.
+    """
+    from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins
+
+    points: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        trace = MemoryTrace(plan, _workspaces(Workbench(plan, paths, emit), stack))
+        for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
+            emit.block(f"tracing {key}")
+            try:
+                points.append(trace.report(key))
+            except Unsupported as error:
+                points.append({"key": msgspec.to_builtins(key), "reason": str(error)})
+    return {"model": plan.model_name, "points": points}
+
+
+def _workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
+    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
+
+    The stack holds the device from the first measurement on.
+    """
+    from perfexp.probes.workspaces import Workspaces  # with torch
+
+    plan = bench.plan
+    device: Device | None = None
+    if not isinstance(config.build(plan.algorithm), Default):
+        return None
+    with suppress(DeviceMismatch):
+        device = config.build(plan.gpu)
+    if device is not None and device.kind != "cuda":
+        return None
+
+    def start() -> None:
+        assert device is not None
+        stack.enter_context(bench.reserved(device))
+        device.start()
+
+    return Workspaces(
+        precision=plan.precision,
+        execution=plan.execution,
+        device=device,
+        match=plan.gpu.get("match"),
+        start=start,
+        progress=bench.emit.block,
+    )
