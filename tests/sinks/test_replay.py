@@ -8,7 +8,7 @@ from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.grid import WIDTH
 from perfexp.tables.flat import CHART_POINTS, decimate
-from perfexp.tracking import descriptions, payload
+from perfexp.tracking import descriptions, payload, store
 from tests.conftest import timed_point
 
 
@@ -62,10 +62,10 @@ def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
 
 def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
     note = payload.of_run(make_record(), tmp_path).note
-    assert descriptions.is_unedited(note)
-    assert not descriptions.is_unedited(note.replace("224", "225"))
-    assert not descriptions.is_unedited("mine")
-    assert not descriptions.is_unedited("")
+    assert store.is_unedited(note)
+    assert not store.is_unedited(note.replace("224", "225"))
+    assert not store.is_unedited("mine")
+    assert not store.is_unedited("")
 
 
 def test_a_description_starts_with_the_figures(make_record, tmp_path):
