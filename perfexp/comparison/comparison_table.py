@@ -445,8 +445,8 @@ def _would_decide(side: SideFacts, pair: Compared) -> str:
     if side.level < ALPHA and min(pair.processes) < sequential.MOST:
         return "repeat perfexp ab with output_dir=DIR and a longer --max-seconds"
     if pair.further_processes:
-        return f"measure both again with replicate={max(pair.processes) + pair.further_processes}"
-    return "a wider --margin may decide" if pair.low is not None else "measure both again with replicate=3"
+        return f"measure both again with processes={max(pair.processes) + pair.further_processes}"
+    return "a wider --margin may decide" if pair.low is not None else "measure both again with processes=3"
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
