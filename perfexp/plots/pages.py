@@ -66,7 +66,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section
 
 
 def of_comparison(comparison: Comparison) -> bytes:
-    """Return the answer of a comparison, a table and a plot of its ratios for each side, and layers that explain them."""
+    """Return a page of a comparison: its answer, each side's ratios as a table and a plot, and the layers that differ."""
     parts = list(_lines(comparison_table.header(comparison)))
     for side in comparison.sides[1:]:
         parts += [f"<h2>{text(comparison_table.title(comparison, side))}</h2>"]
