@@ -16,6 +16,7 @@ from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.reports.console import Console
+from perfexp.summaries.grid import Grid
 from perfexp.tables import csv_tables
 
 _STEM = "comparison"
@@ -117,7 +118,8 @@ def print_comparison(compared: Comparison, console: Console | None = None) -> No
     for side in compared.sides[1:]:
         title, doubts = comparison_table.title(compared, side), comparison_table.doubts(compared, side)
         console.show_grid(title, comparison_table.grid(compared, side), above=doubts)
-        for heading, lines in comparison_table.sections(compared, side):
-            console.show_lines(heading, lines)
-        if layers := comparison_table.layers(compared, side):
-            console.show_grid("layers that explain the difference", layers)
+        for heading, content in comparison_table.sections(compared, side):
+            if isinstance(content, Grid):
+                console.show_grid(heading, content)
+            else:
+                console.show_lines(heading, content)

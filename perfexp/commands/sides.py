@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from perfexp.commands.app import RECORD, SWEEP, echo, one_of
@@ -149,12 +150,14 @@ def _side(
     tables = [rows(record) for record in runs]
     coverage = sweep_summary.coverage([row for table in tables for row in table])
     raised = [one.worst for of_run in zip(runs, tables, strict=True) for one in raised_diagnostics(*of_run)]
-    return replace(
-        Side.of(name, source, runs, missing),
+    side = Side.of(name, source, runs, missing)
+    facts = msgspec.structs.replace(
+        side.facts,
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
         warnings=tuple(dict.fromkeys(one.code for one in raised if not one.is_note)),
     )
+    return replace(side, facts=facts)
 
 
 def _decided_by(folder: Path) -> tuple[str, ...] | None:

@@ -184,14 +184,14 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
-        fact = FACTS[key]
+        fact, role = FACTS[key], roles[key]
         is_varied = any(fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan)
         if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= _INCIDENTAL):
-            found.append(Difference(key=key, role=Role.SUBJECT, baseline=before, other=after))
-        elif fact.role is Role.CONFOUNDER:
+            role = Role.SUBJECT
+        if role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
         else:
-            found.append(Difference(key=key, role=roles[key], baseline=before, other=after))
+            found.append(Difference(key=key, role=role, baseline=before, other=after))
     return sorted(found, key=lambda difference: list(Role).index(difference.role))
 
 
@@ -200,28 +200,44 @@ def point_differences(
 ) -> list[Difference]:
     """Return the confounders of a pair of points: methods of `device` and rates, meters, diagnostics of `error`."""
     sides = (baseline, other)
-    before, after = (points[0].facts.get("device_method") for _, points in sides)
+    boards = [fact_at(record.environment, "device.uuid") for record, _ in sides]
+    if not _within_meters(*(points for _, points in sides)):
+        boards = [None, None]
+    memory = ("memory",) if fact_at(baseline[0].environment, "device.kind") == "cpu" else ()
     found = []
-    if None not in (before, after) and before != after:
-        remedy = "set execution.cuda_graph=true for both"
-        found.append(_confounder("device_method", str(before), str(after), allowed, ("device", "cycles"), remedy))
-    methods = [_rate_method(*side) for side in sides]
-    if None not in methods and methods[0] != methods[1]:
-        remedy = "time the pipelined loop of both, which cache=flush leaves out"
-        found.append(_confounder("rate_method", str(methods[0]), str(methods[1]), allowed, ("throughput",), remedy))
-    starts = [_process_start(*side) for side in sides]
-    if None not in starts and starts[0] != starts[1]:
-        remedy, more = "set the same process_start= for both", ("memory",) if _is_of_cpu(baseline[0]) else ()
-        found.append(_confounder("process_start", str(starts[0]), str(starts[1]), allowed, (*_OF_HOST, *more), remedy))
-    boards = [str(fact_at(record.environment, "device.uuid")) for record, _ in sides]
-    if "None" not in boards and boards[0] != boards[1] and _within_meters(*(points for _, points in sides)):
-        remedy = "measure the energy of both on one board, since each meter has an error of its own"
-        found.append(_confounder("meter", boards[0], boards[1], allowed, ("energy",), remedy))
+    for key, (before, after), measures, remedy in (
+        (
+            "device_method",
+            [points[0].facts.get("device_method") for _, points in sides],
+            ("device", "cycles"),
+            "set execution.cuda_graph=true for both",
+        ),
+        (
+            "rate_method",
+            [_rate_method(*side) for side in sides],
+            ("throughput",),
+            "time the pipelined loop of both, which cache=flush leaves out",
+        ),
+        (
+            "process_start",
+            [_process_start(*side) for side in sides],
+            (*_OF_HOST, *memory),
+            "set the same process_start= for both",
+        ),
+        (
+            "meter",
+            boards,
+            ("energy",),
+            "measure the energy of both on one board, since each meter has an error of its own",
+        ),
+    ):
+        if None not in (before, after) and before != after:
+            found.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
     errors = [_errors(*side) for side in sides]
     for code in errors[0] | errors[1]:
-        texts = [side.get(code, "no such error") for side in errors]
+        before, after = (side.get(code, "no such error") for side in errors)
         measures = ("energy",) if code.startswith("meter_") else ()
-        found.append(_confounder("diagnostics", texts[0], texts[1], allowed, measures, f"fix the cause of {code}"))
+        found.append(_confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}"))
     return found
 
 
@@ -232,13 +248,9 @@ def _process_start(record: Record, points: Sequence[Point]) -> str | None:
     return " and ".join(sorted({str(point.facts.get("process_start", "fresh")) for point in points}))
 
 
-def _is_of_cpu(record: Record) -> bool:
-    return bool(fact_at(record.environment, "device.kind") == "cpu")
-
-
 def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
     """How the rate of a point was timed; None without one, and on a CPU, where `latency` is the pipelined loop, too."""
-    if _is_of_cpu(record):
+    if fact_at(record.environment, "device.kind") == "cpu":
         return None
     methods = {"throughput": "pipelined calls", "latency": "calls that each synchronize"}
     return next((text for name, text in methods.items() if comparable(points, name)), None)
@@ -278,27 +290,28 @@ def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
 
 def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str] | None:
     """What differs in a fact, as texts; None without a difference."""
-    sides = []
+    facts, settings = [], []
     for record in (baseline, other):
-        known = {place: fact_at(record.environment, place) for place in fact.environment}
-        settings: dict[str, Any] = {}
-        for place in fact.plan:
-            settings |= _leaves(fact_at(record.plan, place), place)
-        sides.append((known, settings))
-    (known, settings), (other_known, other_settings) = sides
-    places = [place for place in known if None not in (known[place], other_known[place])]
-    places = [place for place in places if known[place] != other_known[place]]
-    places += [place for place in settings | other_settings if settings.get(place) != other_settings.get(place)]
+        facts.append({place: fact_at(record.environment, place) for place in fact.environment})
+        leaves = (_leaves(fact_at(record.plan, place), place) for place in fact.plan)
+        settings.append({name: leaf for of_place in leaves for name, leaf in of_place.items()})
+    known = [name for name in facts[0] if None not in (facts[0][name], facts[1][name])]
+    places = [name for name in known if facts[0][name] != facts[1][name]]
+    places += [name for name in settings[0] | settings[1] if settings[0].get(name) != settings[1].get(name)]
     if not places:
         return None
     named = [place for place in places if place.endswith(".name")]  # a name stands for the settings behind it
     shown = (named or places)[:_SHOWN]
-    leaves = {place.rpartition(".")[2] for place in shown}
-    places_of_fact = (*fact.environment, *fact.plan)
-    is_named = len(leaves) > 1 or not (named or shown[0] in places_of_fact)  # not `model 0.1`
-    is_named |= len(places_of_fact) > 1 and not leaves & _PLAIN  # not `libraries 12.8`
-    is_named |= any(isinstance({**known, **settings}.get(place), bool) for place in shown)  # what is switched
-    return _text(known | settings, shown, is_named), _text(other_known | other_settings, shown, is_named)
+    leaves_shown = {place.rpartition(".")[2] for place in shown}
+    every = (*fact.environment, *fact.plan)
+    before, after = facts[0] | settings[0], facts[1] | settings[1]
+    is_named = (
+        len(leaves_shown) > 1
+        or not (named or shown[0] in every)  # not `model 0.1`
+        or (len(every) > 1 and not leaves_shown & _PLAIN)  # not `libraries 12.8`
+        or any(isinstance(before.get(place), bool) for place in shown)  # what is switched
+    )
+    return _text(before, shown, is_named), _text(after, shown, is_named)
 
 
 def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:

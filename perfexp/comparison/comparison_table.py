@@ -290,7 +290,11 @@ def time_ratio(pair: Compared) -> Interval:
     ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
     if MEASURES[pair.measure].is_better_if_lower:
         return ratio
-    return Interval(value=1 / ratio.value, low=pair.high and 1 / pair.high, high=pair.low and 1 / pair.low)
+    return _inverse(ratio)
+
+
+def _inverse(ratio: Interval) -> Interval:
+    return Interval(value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low)
 
 
 def verdict_of(pair: Compared) -> str:
@@ -423,7 +427,7 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
     ratio = time_ratio(pair) if pair.ratio else None
     if is_decided and ratio:
         if pair.verdict is Verdict.BETTER:
-            ratio = Interval(value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low)
+            ratio = _inverse(ratio)
         answer = f"{two} is {units.digits(ratio.value)}× {pair.word.lower()} than {one}"
     elif pair.verdict is Verdict.SAME:
         answer = f"{two} and {one} are the same within ±{bare(comparison.margin)}"
@@ -470,27 +474,34 @@ def markdown(comparison: Comparison) -> str:
         for line in doubts(comparison, side):
             parts += [escape_markdown(line), ""]
         parts += [grid(comparison, side).markdown()]
-        for heading, lines in sections(comparison, side):
-            parts += [f"### {heading}", "", *(f"* {escape_markdown(line.strip())}" for line in lines), ""]
-        if of_layers := layers(comparison, side, has_kernels=True):
-            parts += ["### layers that explain the difference", "", of_layers.markdown()]
+        for heading, content in sections(comparison, side, has_kernels=True):
+            parts += [f"### {heading}", ""]
+            if isinstance(content, Grid):
+                parts += [content.markdown()]
+            else:
+                parts += [*(f"* {escape_markdown(line.strip())}" for line in content), ""]
     return "\n".join(parts)
 
 
-def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, list[str]]]:
-    """Lists below a side's table, with their titles; empty ones are left out."""
-    missing = [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing]
-    neutral = [f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL]
-    clocks = [f"{pair.point}: {pair.clock}" for pair in comparison.pairs if pair.side == side.name and pair.clock]
-    for heading, lines in (
-        ("time and cycles disagree", clocks),
-        ("what else differs", confounders(side)),
-        ("differs without effect", neutral),
-        ("only on one side", alone(comparison, side)),
-        ("runs without a record", missing),
-    ):
-        if lines:
-            yield heading, lines
+def sections(
+    comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
+) -> Iterator[tuple[str, Grid | list[str]]]:
+    """Lists and the layers below a side's table, with their titles; empty ones are left out."""
+    parts: dict[str, Grid | list[str] | None] = {
+        "time and cycles disagree": [
+            f"{pair.point}: {pair.clock}" for pair in comparison.pairs if pair.side == side.name and pair.clock
+        ],
+        "what else differs": confounders(side),
+        "differs without effect": [
+            f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL
+        ],
+        "only on one side": alone(comparison, side),
+        "runs without a record": [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing],
+        "layers that explain the difference": layers(comparison, side, has_kernels=has_kernels),
+    }
+    for heading, content in parts.items():
+        if content:
+            yield heading, content
 
 
 def ratio_text(ratio: Interval) -> str:

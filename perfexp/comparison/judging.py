@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from perfexp import __version__
 from perfexp.comparison import comparability, pairing
@@ -160,10 +162,11 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     every = [point for pair in pairs for point in pair.points]
     names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
     compared = [_compared(pair, draft, names, settings) for pair in pairs for draft in pair.drafts.values()]
-    facts = [_facts(baseline)]
+    facts = [baseline.facts]
     for other, matching in matched:
         differences = dict.fromkeys(one for pair in pairs if pair.side == other.name for one in pair.differences)
-        facts.append(_facts(other, tuple(differences), matching.level))
+        level = ALPHA if matching.level is None else matching.level
+        facts.append(msgspec.structs.replace(other.facts, differences=tuple(differences), level=level))
     alone = [_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone]
     return Comparison(
         perfexp_version=__version__,
@@ -172,7 +175,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
         sides=tuple(facts),
-        pairs=tuple(sorted(compared, key=_by_batch if _differs_in_batch(compared) else _regressions_first)),
+        pairs=tuple(sorted(compared, key=_order(compared))),
         means=tuple(_means(pairs)),
         alone=(*alone, *(one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings))),
         layers=tuple(line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))),
@@ -280,20 +283,19 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
     )
 
 
-def _regressions_first(pair: Compared) -> tuple[str, int, float]:
-    worst_is_high = MEASURES[pair.measure].is_better_if_lower
-    ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
-    return pair.side, list(MEASURES).index(pair.measure), -ratio if worst_is_high else ratio
-
-
-def _differs_in_batch(pairs: Sequence[Compared]) -> bool:
-    """Whether the points of a comparison are batch sizes of one phase and input size."""
+def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, float]]:
+    """The order of a table: batch sizes of one phase and input size, or else the largest regressions first."""
     keys = [pair.key for pair in pairs]
-    return len({key.batch_size for key in keys}) > 1 and len({(key.phase, key.input_size) for key in keys}) == 1
+    is_over_batches = (
+        len({key.batch_size for key in keys}) > 1 and len({(key.phase, key.input_size) for key in keys}) == 1
+    )
 
+    def place(pair: Compared) -> tuple[str, int, float]:
+        ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
+        worst_first = -ratio if MEASURES[pair.measure].is_better_if_lower else ratio
+        return pair.side, list(MEASURES).index(pair.measure), pair.key.batch_size if is_over_batches else worst_first
 
-def _by_batch(pair: Compared) -> tuple[str, int, int]:
-    return pair.side, list(MEASURES).index(pair.measure), pair.key.batch_size
+    return place
 
 
 def _means(pairs: Sequence[_Pair]) -> Iterator[Mean]:
@@ -405,21 +407,6 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     devices = common_device(one.record.environment for one in every) if "device" not in same else None
     ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
     return " on ".join(filter(None, (words, devices))) + ranks
-
-
-def _facts(side: Side, differences: tuple[Difference, ...] = (), level: float | None = None) -> SideFacts:
-    runs = dict.fromkeys(one.record.name for one in side.measurements)
-    return SideFacts(
-        name=side.name,
-        source=side.source,
-        runs=tuple(runs),
-        missing=side.missing,
-        decided_by=side.decided_by,
-        coverage=side.coverage,
-        warnings=side.warnings,
-        differences=differences,
-        level=ALPHA if level is None else level,
-    )
 
 
 def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement, Status | None]) -> Alone:

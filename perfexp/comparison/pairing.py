@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfexp.comparison.document import SideFacts
 from perfexp.comparison.measures import repeats
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
@@ -56,21 +57,21 @@ class Side:
     """One argument of a comparison: the runs of a folder.
 
     Attributes:
-        name: `A` for the baseline, then `B`, ….
-        source: argument of the user.
-        missing: a line for each run of a sweep without a record.
-        decided_by: measures by which `perfexp ab` decides, empty for the first time of each point; None if unknown.
-        coverage: share of the convolutions' FLOPs that the algorithm computed, in words, unless all of it is proven.
-        warnings: codes of the errors and warnings of its runs.
+        facts: its name (`A` for the baseline, then `B`, …), the user's argument, and what qualifies its figures.
     """
 
-    name: str
-    source: str
+    facts: SideFacts
     measurements: tuple[Measurement, ...]
-    missing: tuple[str, ...] = ()
-    decided_by: tuple[str, ...] | None = None
-    coverage: str = ""
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.facts.name
+
+    @property
+    def source(self) -> str:
+        """The user's argument."""
+        return self.facts.source
 
     @classmethod
     def of(cls, name: str, source: str, records: Iterable[Record], missing: Iterable[str] = ()) -> Side:
@@ -78,7 +79,9 @@ class Side:
         measurements = tuple(one for record in records for one in _measurements(record))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
-        return cls(name=name, source=source, measurements=measurements, missing=tuple(missing))
+        runs = dict.fromkeys(one.record.name for one in measurements)
+        facts = SideFacts(name=name, source=source, runs=tuple(runs), missing=tuple(missing))
+        return cls(facts=facts, measurements=measurements)
 
     def features(self, name: str) -> set[str]:
         """The values of a feature."""
@@ -102,11 +105,11 @@ class Matching:
     @property
     def level(self) -> float | None:
         """Level of verdicts on runs whose processes took turns until a verdict was reached; None if any did not."""
-        sweeps = [[one.record.sweep for one in pair] for pair in self.pairs]
+        sweeps = [(one.record.sweep, other.record.sweep) for one, other in self.pairs]
         if not all(one and other and one.uid == other.uid for one, other in sweeps):
             return None
-        levels = [sweep.level for pair in sweeps for sweep in pair if sweep]
-        return None if None in levels else min(level for level in levels if level is not None)
+        levels = {sweep.level for pair in sweeps for sweep in pair if sweep}
+        return min((level for level in levels if level is not None), default=None) if None not in levels else None
 
 
 def match(baseline: Side, other: Side) -> Matching:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,12 +56,15 @@ def judge(compared: Comparison) -> Reproduction:
     """Sum up the verdicts of a comparison of two runs of one plan: the worst one counts."""
     if reproduction := not_comparable(compared.sides[1].differences):
         return reproduction
-    lost = [f"not measured again: {comparison_table.alone_of(one)}" for one in compared.alone if one.side == "A"]
-    failed = [line for line, one in zip(lost, _alone(compared), strict=True) if one]
+    lost: dict[bool, list[str]] = {True: [], False: []}  # by whether the new run tried, and failed
+    for one in compared.alone:
+        if one.side == "A":
+            lost[one.status is not None].append(f"not measured again: {comparison_table.alone_of(one)}")
+    is_confounded = any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs)
     for outcome, reasons in (
-        (Outcome.DIFFERS, [*_lines(compared, Verdict.WORSE, Verdict.BETTER), *failed]),
-        (Outcome.NOT_COMPARABLE, _confounded(compared)),
-        (Outcome.UNDECIDED, [*_lines(compared, Verdict.UNDECIDED), *(line for line in lost if line not in failed)]),
+        (Outcome.DIFFERS, [*_lines(compared, Verdict.WORSE, Verdict.BETTER), *lost[True]]),
+        (Outcome.NOT_COMPARABLE, comparison_table.confounders(compared.sides[1]) if is_confounded else []),
+        (Outcome.UNDECIDED, [*_lines(compared, Verdict.UNDECIDED), *lost[False]]),
     ):
         if reasons:
             return Reproduction(outcome, tuple(reasons))
@@ -71,11 +74,6 @@ def judge(compared: Comparison) -> Reproduction:
         return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
     within = f"within ±{comparison_table.bare(compared.margin)}"
     return Reproduction(Outcome.REPRODUCED, (f"{', '.join(counts)} of {units.counted(points, 'point')} {within}",))
-
-
-def _alone(compared: Comparison) -> Iterator[bool]:
-    """Whether the new run tried each point that the record has alone, and failed."""
-    return (one.status is not None for one in compared.alone if one.side == "A")
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
@@ -101,9 +99,3 @@ def _why(pair: Compared, margin: float) -> str:
     if pair.high < 1 / (1 + margin) or pair.low > 1 + margin:
         return "; too few processes for a verdict among all figures"
     return f"; the interval is neither within nor beyond ±{comparison_table.bare(margin)}"
-
-
-def _confounded(compared: Comparison) -> list[str]:
-    """The confounders of figures that cannot be compared."""
-    is_confounded = any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs)
-    return comparison_table.confounders(compared.sides[1]) if is_confounded else []

@@ -66,15 +66,14 @@ def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section
 
 
 def of_comparison(comparison: Comparison) -> bytes:
-    """Return a page of a comparison: its answer, each side's ratios as a table and a plot, and the layers that differ."""
+    """Return the answer of a comparison, and for each side the ratios as a table and a plot, and layers."""
     parts = list(_lines(comparison_table.header(comparison)))
     for side in comparison.sides[1:]:
         parts += [f"<h2>{text(comparison_table.title(comparison, side))}</h2>"]
         parts += [*_lines(comparison_table.doubts(comparison, side)), table(comparison_table.grid(comparison, side))]
         if figure := forest.compose(comparison, side):
             parts.append(_svg(figure))
-        layers = comparison_table.layers(comparison, side, has_kernels=True)
-        sections = [*comparison_table.sections(comparison, side), ("layers that explain the difference", layers or ())]
+        sections = comparison_table.sections(comparison, side, has_kernels=True)
         parts += (part for section in sections for part in _section(*section))
     return _page(comparison_table.conclusion(comparison), parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,6 @@ class Summary:
     percentiles: dict[float, Interval]
     outliers: tuple[int, ...]
     drift: Drift | None
-
-    def widened(self, median: Callable[[Interval], Interval], mean: Callable[[Interval], Interval]) -> Summary:
-        """Return the same statistics with other intervals.
-
-        Args:
-            median: widens the interval of the median or of another percentile.
-            mean: widens the interval of the mean.
-        """
-        percentiles = {number: median(interval) for number, interval in self.percentiles.items()}
-        return replace(self, median=median(self.median), mean=mean(self.mean), percentiles=percentiles)
 
 
 def split(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:

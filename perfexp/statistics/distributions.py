@@ -7,6 +7,8 @@ from functools import lru_cache
 
 #: Two-sided error probability of every interval.
 ALPHA = 0.05
+#: Probability with which a number of processes that is named as sufficient decides.
+POWER = 0.8
 #: Two-sided 95 % point of the normal distribution, rounded to the usual two decimals.
 Z95 = 1.96
 
@@ -18,9 +20,14 @@ def student95(degrees: float) -> float:
     Args:
         degrees: degrees of freedom ν > 0, not necessarily an integer.
     """
+    return student(degrees, 1 - ALPHA / 2)
+
+
+def student(degrees: float, probability: float) -> float:
+    """Return a quantile of Student's t distribution."""
     from scipy import special  # a fifth of a second that `perfexp --help` and a cold start do without
 
-    return float(special.stdtrit(degrees, 1 - ALPHA / 2))
+    return float(special.stdtrit(degrees, probability))
 
 
 def half_normal(probability: float) -> float:

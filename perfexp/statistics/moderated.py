@@ -21,7 +21,7 @@ from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval, Samples
 from perfexp.statistics.prior import Prior
 
 #: Degrees of freedom beyond which Student's distribution is a normal one.
-_MOST_DEGREES = 1e6
+MOST_DEGREES = 1e6
 #: Samples from which their spread is an error of their center where they have no interval.
 _FEWEST = 6
 #: Most degrees that a prior gains where the samples of a process explain how much processes differ: their correlations
@@ -139,7 +139,7 @@ class Repeats:
         degrees, own = one.degrees + processes - len(self.values), max(one.variance, self.within or 0.0) / processes
         server = self.prior.server if self.prior else 0.0
         if server and own:  # counts as exact
-            degrees = min(degrees * ((own + server) / own) ** 2, _MOST_DEGREES)
+            degrees = min(degrees * ((own + server) / own) ** 2, MOST_DEGREES)
         return Component(variance=own + server, degrees=degrees)
 
     @property

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfexp.statistics.distributions import ALPHA, Z95, student95
+from perfexp.statistics.distributions import ALPHA, POWER, Z95, student, student95
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Component, Repeats
+from perfexp.statistics.moderated import MOST_DEGREES, Repeats
 
-#: Degrees of freedom beyond which Student's distribution is a normal one.
-_MOST_DEGREES = 1e6
-#: Probability that the number of processes that is named as sufficient decides, and its limit.
-_POWER, MOST_PROCESSES = 0.8, 100
+#: Largest number of processes that is named as sufficient.
+MOST_PROCESSES = 100
 #: Resamples of the bootstrap and its seed; clusters from which there is an interval.
 _RESAMPLES, _SEED, LEAST_CLUSTERS = 2000, 0, 3
 
@@ -32,7 +30,7 @@ class LogRatio:
 
     value: float
     error: float | None = None
-    degrees: float = _MOST_DEGREES
+    degrees: float = MOST_DEGREES
 
     @property
     def interval(self) -> Interval:
@@ -44,9 +42,7 @@ class LogRatio:
         ratio = math.exp(self.value)
         if self.error is None:
             return Interval(value=ratio, low=None, high=None)
-        from scipy import special
-
-        factor = math.exp(float(special.stdtrit(self.degrees, 1 - level / 2)) * self.error)
+        factor = math.exp(student(self.degrees, 1 - level / 2) * self.error)
         return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def p_beyond(self, margin: float) -> float:
@@ -65,24 +61,23 @@ class LogRatio:
         return 2 * float(special.stdtr(self.degrees, -distance / self.error)) if self.error else 0.0
 
 
-def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
+def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -> LogRatio:
     """Return the logarithm of `other` over `baseline`, with an error that holds for other processes of both.
 
     The variances of the two means add up; the degrees of freedom are those of Welch, "The generalization of Student's
     problem" (1947). Without a variance of either side there is no error.
+
+    Args:
+        processes: another number of processes of each side, which differ as these do.
     """
     value = math.log(other.mean) - math.log(baseline.mean)
-    return _welch(value, [other.error, baseline.error])
-
-
-def _welch(value: float, errors: Sequence[Component | None]) -> LogRatio:
-    """The logarithm of a ratio by the independent errors of both sides."""
+    errors = [side.error_of(processes or len(side.values)) for side in (other, baseline)]
     known = [one for one in errors if one is not None]
     if len(known) < len(errors):
         return LogRatio(value=value)
     total = sum(one.variance for one in known)
     inverse = sum(one.variance**2 / one.degrees for one in known)
-    degrees = min(total**2 / inverse, _MOST_DEGREES) if inverse else _MOST_DEGREES
+    degrees = min(total**2 / inverse, MOST_DEGREES) if inverse else MOST_DEGREES
     return LogRatio(value=value, error=math.sqrt(total), degrees=degrees)
 
 
@@ -92,14 +87,12 @@ def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin
     With that many, the interval ends before the nearer end of the margin in 80 % of comparisons. None if more than
     `MOST_PROCESSES` are needed, or if the variance between processes is unknown.
     """
-    from scipy import special
-
     distance, present = abs(abs(ratio.value) - math.log1p(margin)), max(len(other.values), len(baseline.values))
     for count in range(present + 1, MOST_PROCESSES + 1):
-        expected = _welch(ratio.value, [side.error_of(count) for side in (other, baseline)])
+        expected = log_ratio(other, baseline, count)
         if expected.error is None:
             return None
-        quantiles = student95(expected.degrees) + float(special.stdtrit(expected.degrees, _POWER))
+        quantiles = student95(expected.degrees) + student(expected.degrees, POWER)
         if quantiles * expected.error <= distance:
             return count - present
     return None

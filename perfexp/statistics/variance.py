@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfexp.statistics.blockwise import Summary, block_mean, block_median
-from perfexp.statistics.distributions import student95
+from perfexp.statistics.distributions import POWER, student, student95
 from perfexp.statistics.estimators import Interval, Samples, percentile_interval
 from perfexp.statistics.moderated import Component, Repeats, around
 from perfexp.statistics.prior import Prior
@@ -107,8 +107,6 @@ def detectable_ratio(component: Component, processes: int) -> float:
         component: variance between processes.
         processes: P ≥ 3, the number of processes that measure each of the two times.
     """
-    from scipy import special
-
     degrees = 2 * processes * (processes - 1) / (processes + 1)
-    quantiles = student95(degrees) + float(special.stdtrit(degrees, 0.8))
+    quantiles = student95(degrees) + student(degrees, POWER)
     return math.expm1(quantiles * math.sqrt(2 * component.variance / processes))
