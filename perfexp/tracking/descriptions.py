@@ -8,19 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perfexp.comparison import sweep_verdicts
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
-from perfexp.records.quantities import time_title
 from perfexp.records.record import Record
-from perfexp.records.summary import Row
+from perfexp.records.summary import Row, requested_percentiles
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports import markdown
+from perfexp.reports import markdown, overview, sections
+from perfexp.reports.sections import Commands, Section
 from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
-from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import bare, median_text, row_rate_text
 from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, allowed, clean, signed
 
 #: Tags of facts, and their places in the environment; the first place with a value counts.
@@ -106,79 +103,41 @@ def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
     return next((str(text) for text in facts if isinstance(text, (str, int, float))), "")
 
 
-def of_user(plan: dict[str, Any]) -> list[str]:
-    """Return `tracking.description` of a plan as a paragraph, if there is one."""
-    text = fact_at(plan, "tracking.description")
-    return [escape_markdown(str(text))] if text else []
-
-
-def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
-    """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
-    # MLflow's page already has the run's name as its title
-    page = markdown.markdown(record).removeprefix("# ").strip("\n")
-    files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
-    return _note(*of_user(record.plan), *_head(record, table), page, *files)
+def of_run(record: Record, skipped: Mapping[str, str]) -> str:
+    """Describe a run: the report, and the files that were skipped, with the reasons."""
+    page = markdown.markdown(record).removeprefix("# ")  # MLflow's page has the run's name as its title
+    files = [f"{path}: {reason}" for path, reason in skipped.items()]
+    return _note(record.plan, page, *_parts(Section("files that were not sent", files)))
 
 
 def of_points(record: Record, table: Sequence[Row]) -> str:
-    """Describe some points of a run in a line; the report is with the run."""
-    return _note(*_head(record, table), f"A part of the run {escape_markdown(record.name)}.")
+    """Describe some points of a run by their figures; the report is with the run."""
+    figures = overview.points(table, requested_percentiles(record))
+    return _note({}, figures.markdown(), f"A part of the run {escape_markdown(record.name)}.")
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
-    expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
-    verdicts = sweep_verdicts.of_sweep(sweep, records)
-    table = sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios).markdown().rstrip("\n")
+    again = Commands([shlex.join(["python", "-m", "perfexp", *sweep.command])])
     return _note(
-        *(of_user(records[0].plan) if records else ()),
-        f"{len(sweep.children)}{expected} runs have ended.",
-        *([f"{escape_markdown(same)}\n"] if (same := sweep_summary.setting(records)) else []),
-        *([table] if sweep.children else []),
-        *verdicts.notes,
-        *verdicts.fastest,
-        *_list("## Not measured", sweep_summary.child_failures(sweep, records)),
-        "## To measure it again",
-        markdown.code(shlex.join(["python", "-m", "perfexp", *sweep.command])).rstrip("\n"),
+        records[0].plan if records else {},
+        *_parts(
+            *sections.of_sweep(sweep, records),
+            Section("not measured", sweep_summary.child_failures(sweep, records)),
+            Section("to measure it again", again),
+        ),
     )
 
 
-def _list(title: str, entries: Sequence[str]) -> list[str]:
-    return [title, "\n".join(f"- {escape_markdown(entry)}" for entry in entries)] if entries else []
+def _parts(*parts: Section) -> Iterator[str]:
+    return (markdown.section(part) for part in parts if part.content)
 
 
-def _head(record: Record, table: Sequence[Row]) -> list[str]:
-    raised = (diagnostic.worst for diagnostic in raised_diagnostics(record, table))
-    codes = ", ".join(worst.code for worst in raised if not worst.is_note) or "none"
-    device = subject(record.plan, record.environment).device or "an unknown device"
-    return [*_headlines(table), f"On {escape_markdown(device)}. Warnings: {escape_markdown(codes)}."]
-
-
-def _headlines(table: Sequence[Row]) -> Iterator[str]:
-    for phase in dict.fromkeys(row.key.phase for row in table):
-        rows = [row for row in table if row.key.phase == phase]
-        timed = sorted((row for row in rows if row.time), key=_median)
-        if len(rows) == len(timed) == 1:
-            text = f"{time_title(rows[0].time_kind)} p50 {median_text(rows[0])}, {row_rate_text(rows[0])} samples/s"
-        elif timed:
-            kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in rows if row.time_kind))
-            text = f"{kinds} p50 {_bare(timed[0])} … {_bare(timed[-1])} at {len(timed)} of {len(rows)} points"
-        else:
-            text = f"nothing was measured: {', '.join(dict.fromkeys(row.status.value for row in rows))}"
-        yield f"**{escape_markdown(phase)}: {escape_markdown(text)}**"
-
-
-def _median(row: Row) -> float:
-    return row.time.median.value if row.time else 0.0
-
-
-def _bare(row: Row) -> str:
-    """The time of a row without its interval, `≈` before it if that is missing."""
-    return f"{'≈ ' * (row.time.median.low is None)}{bare(row.time.median)}" if row.time else ""
-
-
-def _note(*blocks: str) -> str:
-    return signed(fitted(breakable("\n\n".join(blocks)), TAG_LENGTH - 50))
+def _note(plan: dict[str, Any], *blocks: str) -> str:
+    """Paragraphs below `tracking.description` of a plan."""
+    own = escape_markdown(str(fact_at(plan, "tracking.description") or ""))
+    text = "\n\n".join(block.strip("\n") for block in (own, *blocks) if block)
+    return signed(fitted(breakable(text), TAG_LENGTH - 50))
 
 
 def breakable(text: str) -> str:

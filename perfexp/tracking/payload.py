@@ -69,7 +69,7 @@ def of_run(record: Record, folder: Path) -> Payload:
         tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
         first_tags=first_tags,
         datasets=run_params.datasets(record, [row.key for row in table]),
-        note=descriptions.of_run(record, table, skipped),
+        note=descriptions.of_run(record, skipped),
         files=[*files, *points],
         parent=_parent(record),
         children=_children(record, parts),
