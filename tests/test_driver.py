@@ -51,7 +51,7 @@ class ScriptedRun:
 
 
 def assignment(name, **failures):
-    plan = SimpleNamespace(processes=1, seed=0)
+    plan = SimpleNamespace(least_processes=1, seed=0)
     return SimpleNamespace(name=name, plan=plan, folder=Path(name), failures=failures, steps=[], is_sent=True)
 
 
