@@ -10,8 +10,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, Pipe
+from types import MethodType
 from typing import Any, Self
 
 import psutil
@@ -23,6 +24,8 @@ from perfexp.host import lifeline
 _TIMEOUT_SECONDS, _IDLE_SECONDS = 600.0, 15.0
 #: Time that a process takes at most from closing its pipe to its end.
 _END_SECONDS = 2.0
+#: What a connection does with its bytes, which is refused to those that a copy has not made.
+_TRANSFERS = {name: getattr(Connection, name) for name in ("_send", "_recv")}
 
 
 class Ended(Exception):
@@ -43,6 +46,9 @@ class Forked:
         if not hasattr(os, "fork"):
             raise Ended(f"{sys.platform} has no fork")
         self._connection, theirs = Pipe()
+        for end in (self._connection, theirs):  # they work in a copy of a copy, too
+            for name, method in _TRANSFERS.items():
+                setattr(end, name, MethodType(method, end))
         arguments = function, theirs, self._connection, os.getpid()
         self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, see `Ended`
@@ -112,13 +118,13 @@ def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, pa
 def _detach(parent: int, own: Connection) -> None:
     """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
     lifeline.die_with(parent)
+    current_process().daemon = False  # a copy may make copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one of these if it was closed
         os.dup2(nowhere, stream)
-    for name in ("_send", "_recv"):  # the parent's processes, such as those of a data loader, are not this process's
-        setattr(own, name, getattr(own, name))
+    for name in _TRANSFERS:  # the parent's processes, such as those of a data loader, are not this process's
         setattr(Connection, name, _refuse)
     faulthandler.disable()  # its file reports crashes of the parent
     gc.disable()
