@@ -33,9 +33,7 @@ def show(
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print all sections: every metric, warning and note.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write the results and plots as a page.")
     ] = None,

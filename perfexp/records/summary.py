@@ -147,9 +147,10 @@ def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined.
 
     Every table, plot and text of a record begins with them, so the record keeps them as long as it has the same points
-    and priors. A point that is edited in place is not noticed.
+    and priors. Of a point that is edited in place, only another status or error is noticed.
     """
-    state = (*map(id, record.points), *record.priors, requested_percentiles(record))
+    ends = [(id(point), point.status, point.error) for point in record.points]
+    state = (ends, id(record.priors), len(record.priors), requested_percentiles(record))
     kept = vars(record)
     if kept.get("state") != state:
         kept.update(state=state, rows=_rows(record))

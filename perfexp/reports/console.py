@@ -97,7 +97,7 @@ class Console:
         """Print the results of a run, its folder, and the lines that lead to it in the tracking store."""
         more = self.results(record)
         hint = f"perfexp show -v ({units.counted(more, 'more warning')})" if more else "perfexp show -v"
-        self._place(folder, f"{hint}, report.md", tracking)
+        self._place(folder, hint, tracking)
 
     def show_in_sweep(self, record: Record, folder: Path, *, number: int, runs: int | None, name: str) -> None:
         """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
@@ -121,7 +121,10 @@ class Console:
             self._result_lines(table)
         else:
             self._sections(brief(record))
-        more = self._raised(raised_diagnostics(record, table))
+        raised = raised_diagnostics(record, table)
+        if len(table) == 1 and not self.quiet:  # its label is in the title
+            raised = [Raised(diagnostics=one.diagnostics[:1]) for one in raised]
+        more = self._raised(raised)
         self.show_lines(NOT_MEASURED, failures(record), style="red")
         return more
 
@@ -134,7 +137,7 @@ class Console:
         self.show_lines(NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:
             hint = f"perfexp show -v ({units.counted(more, 'more warning')})" if more else "perfexp show -v"
-            self._place(folder, f"{hint}, perfexp compare", tracking)
+            self._place(folder, hint, tracking)
 
     def show_grid(
         self, title: str, grid: Grid | None, *, above: Sequence[str] = (), not_measured: Sequence[str] = ()

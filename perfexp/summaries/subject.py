@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,8 @@ def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
     """Return a subject with size and batch of all keys and its device; algorithm and execution if not usual."""
     algorithm = "" if about.algorithm == "default" else about.algorithm
     execution = about.execution.removeprefix("eager").removeprefix(", ")
-    parts = (about.model, algorithm, about.mode, shape(keys), about.number_format, execution, about.device)
+    device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
+    parts = (about.model, algorithm, about.mode, shape(keys), about.number_format, execution, device)
     return " · ".join(filter(None, parts))
 
 

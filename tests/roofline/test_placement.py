@@ -498,10 +498,10 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
 def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_ceilings(make_record) -> None:
     lines = [layer(f"conv{n}", Pass.forward, 1e-3 / (n + 1), flops=10**9, bytes_min=10**6) for n in range(20)]
     text = markdown.markdown(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))
-    section = text.partition("## Layers and the ceilings of the device\n")[2].partition("\n## ")[0]
-    assert "  the top 15 of 20 rows; perfexp roofline DIR draws all\n" in section
-    assert re.search(r"of compute +of memory", section)
-    assert re.search(r"conv0 .* ≈ 100\.0% +≈ 1\.0% +FP32", section)
+    section = text.partition("## Layers and the ceilings of the device: ")[2].partition("\n## ")[0]
+    assert "\nthe top 15 of 20 rows; perfexp roofline DIR draws all\n" in section
+    assert "| of compute | of memory |" in section
+    assert re.search(r"conv0 .* ≈ 100\.0% \| ≈ 1\.0% \| FP32", section)
     assert "conv15" not in section
     assert "Winograd and FFT need fewer FLOPs" in " ".join(section.split())
     unknown = run_of(make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}})

@@ -797,9 +797,9 @@ def test_one_measurement_has_at_most_eight_lines_and_one_warning_with_its_help(b
     assert re.fullmatch(r"  throughput  8\.\d+ samples/s ± [\d.]+ %   memory 513 MiB", lines[3])
     assert lines[4:] == [
         "  ± 95 % interval over 3 processes, ≈ no interval (perfexp help ±)",
-        "warning: 224 · batch 1: the device idles 20% of the loop; launches (device_idle)",
+        "warning: the device idles 20% of the loop; launches (device_idle)",
         "  help: more",
-        "out/  perfexp show -v (1 more warning), report.md",
+        "out/  perfexp show -v (1 more warning)",
     ]
 
 
@@ -833,8 +833,8 @@ def test_errors_are_printed_before_the_first_warning_and_notes_on_request(build:
     point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
     text = shown(build, point, verbose=False)
     assert [line for line in text.splitlines() if "about" in line] == [
-        "error: 224 · batch 1: about meter_fault (meter_fault)",
-        "warning: 224 · batch 1: about busy_host (busy_host)",
+        "error: about meter_fault (meter_fault)",
+        "warning: about busy_host (busy_host)",
     ]
     assert "note: 224 · batch 1: about too_few_samples" in shown(build, point)
     assert shown(build, point, quiet=True).count("about") == 3
@@ -843,4 +843,4 @@ def test_errors_are_printed_before_the_first_warning_and_notes_on_request(build:
 def test_the_folder_and_the_link_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
     console(out).show(build.record(build.point()), tmp_path, tracking="perfexp ui")
-    assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v, report.md", "perfexp ui"]
+    assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v", "perfexp ui"]
