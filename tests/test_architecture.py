@@ -199,12 +199,11 @@ def test_records_are_sent_to_mlflow_by_one_process_only():
         for module in room
         if any(imported.split(".")[0] == "mlflow" for imported in imports_of(module, deferred=True))
     }
-    assert importing == {"perfexp.tracking.sender", "perfexp.tracking.filling"}
-    users = {module for module in room if "perfexp.tracking.filling" in own_imports(module, deferred=True)}
-    assert users == {"perfexp.tracking.sender"}
+    assert importing == {"perfexp.tracking.send"}
+    assert not [module for module in MODULES if "perfexp.tracking.send" in own_imports(module, deferred=True)]
     assert not [
         module
-        for module in imported_with("perfexp.tracking.sender")
+        for module in imported_with("perfexp.tracking.send")
         if any(imported.split(".")[0] in ("torch", "mlflow") for imported in imports_of(module, deferred=False))
     ]
 

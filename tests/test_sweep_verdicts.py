@@ -15,7 +15,7 @@ from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
-from perfexp.tracking import best, descriptions
+from perfexp.tracking import descriptions, figures
 
 PROCESSES = [0.999, 1.0, 1.001]
 
@@ -216,7 +216,7 @@ def test_runs_that_differ_only_in_their_points_are_compared_together_at_each_poi
     for text in (out.getvalue(), descriptions.of_sweep(sweep, records)):
         assert "device / model=a" in text
         assert "has no time" not in text
-    assert best.winner(sweep, records) == {
+    assert figures.winner(sweep, records) == {
         "perfexp.best": "b (batch 1) | a (batch 8, batch 64)",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "b (batch 8)",
@@ -236,7 +236,7 @@ def test_the_baseline_may_be_any_run_of_a_group(name):
 def test_a_sweep_over_points_alone_has_no_ratios():
     sweep, records = models_and_batches([1.0, 3.0, 9.0])
     assert sweep_verdicts.of_sweep(sweep, records) == sweep_verdicts.SweepVerdicts()
-    assert best.winner(sweep, records) == {}
+    assert figures.winner(sweep, records) == {}
 
 
 def test_a_point_at_which_the_baseline_failed_has_no_ratio_and_the_others_have():
@@ -290,7 +290,7 @@ def test_runs_with_a_point_in_common_are_no_group():
     sweep, records = grid([({"mode": "inference"}, 1.0), ({"mode": "train_inference"}, 0.8)])
     found = sweep_verdicts.of_sweep(sweep, records)
     assert (found.title, last_words(found)) == ("device / run 0", {1: "FASTER"})
-    assert best.winner(sweep, records)["perfexp.best"] == "train_inference"
+    assert figures.winner(sweep, records)["perfexp.best"] == "train_inference"
 
 
 def test_console_and_store_show_them():
@@ -310,7 +310,7 @@ def test_a_sweep_without_ratios_has_no_such_column():
 
 def test_the_winner_in_the_store_follows_the_verdicts():
     sweep, records = swept([1.0], [0.8], [1.2], [0.8005])
-    assert best.winner(sweep, records) == {
+    assert figures.winner(sweep, records) == {
         "perfexp.best": "run1",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "run3",
@@ -329,7 +329,7 @@ def test_a_run_that_another_one_beats_by_another_time_does_not_win():
         point.series[1].samples = [sample / 0.4 for sample in point.series[1].samples]
     for point in records[2].points:
         del point.series[0]
-    assert best.winner(sweep, records) == {"perfexp.best": "run2", "perfexp.best_by": "latency/p50_ms"}
+    assert figures.winner(sweep, records) == {"perfexp.best": "run2", "perfexp.best_by": "latency/p50_ms"}
 
 
 def test_a_faster_looking_run_that_is_undecided_is_a_tie():
@@ -338,7 +338,7 @@ def test_a_faster_looking_run_that_is_undecided_is_a_tie():
     point.series[0].samples = point.series[0].samples[:3]  # one process of few calls has no interval
     verdicts = sweep_verdicts.of_sweep(sweep, records)
     assert [text.split()[-1] for text in verdicts.ratios.values()] == ["UNDECIDED", "SLOWER"]
-    assert best.winner(sweep, records) == {
+    assert figures.winner(sweep, records) == {
         "perfexp.best": "run0",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "run1",
@@ -351,7 +351,7 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
         [point] = one.points = one.points[:1]
         point.series[0].samples = point.series[0].samples[:3]
     assert [text.split()[-1] for text in sweep_verdicts.of_sweep(sweep, records).ratios.values()] == ["UNDECIDED"]
-    assert best.winner(sweep, records) == {
+    assert figures.winner(sweep, records) == {
         "perfexp.best_undecided": "run0; run1",
         "perfexp.best_by": "device/p50_ms",
     }
@@ -359,21 +359,21 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
 
 @pytest.mark.parametrize("runs", [(), ([1.0],), ([1.0], None)])
 def test_a_sweep_without_verdicts_has_no_winner(runs):
-    assert best.winner(*swept(*runs)) == {}
+    assert figures.winner(*swept(*runs)) == {}
 
 
 def test_runs_of_different_batch_sizes_have_no_winner():
     sweep, records = swept([1.0], [0.8])
     for point in records[1].points:
         point.key = msgspec.structs.replace(point.key, batch_size=64)
-    assert best.winner(sweep, records) == {}
+    assert figures.winner(sweep, records) == {}
 
 
 def test_the_winner_of_each_point_is_named():
-    tags = best.winner(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2]))
+    tags = figures.winner(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2]))
     assert tags["perfexp.best"] == "run1 (32, 33) | run0 (34)"
     assert "perfexp.best_ties" not in tags
-    tags = best.winner(*swept([1.0, 1.0], [0.8, 0.7]))
+    tags = figures.winner(*swept([1.0, 1.0], [0.8, 0.7]))
     assert tags["perfexp.best"] == "run1"
 
 
@@ -384,7 +384,7 @@ def test_each_model_has_a_winner_of_its_own():
         child.axes = {"model": model, "algorithm": algorithm}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
         one.plan = {"model": {"name": model}, "algorithm": {"name": algorithm}}
-    assert best.winner(sweep, records)["perfexp.best"] == "y (a) | x (b)"
+    assert figures.winner(sweep, records)["perfexp.best"] == "y (a) | x (b)"
 
 
 def test_axes_are_named_where_values_alone_would_not_tell():
@@ -392,4 +392,4 @@ def test_axes_are_named_where_values_alone_would_not_tell():
     for child, one in zip(sweep.children, records, strict=True):
         child.axes = {"algorithm": one.name, "execution.threads": "1"}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
-    assert best.winner(sweep, records)["perfexp.best"] == "algorithm=run1, execution.threads=1"
+    assert figures.winner(sweep, records)["perfexp.best"] == "algorithm=run1, execution.threads=1"

@@ -22,19 +22,20 @@ def markdown(record: Record, plots: Sequence[str] = ()) -> str:
         plots: names of the files of the plots beside the page, which follow the first section.
     """
     (title, content), *others = sections(record, is_whole=True)
-    parts = map(_section, others)
+    parts = map(section, others)
     images = "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots)
-    return "\n".join(filter(None, (f"# {escape_markdown(title)}\n", _section(Section("", content)), images, *parts)))
+    return "\n".join(filter(None, (f"# {escape_markdown(title)}\n", section(Section("", content)), images, *parts)))
 
 
-def _section(section: Section) -> str:
-    title = escape_markdown(section.title[:1].upper() + section.title[1:])
+def section(part: Section) -> str:
+    """Return a section, which ends in a line break."""
+    title = escape_markdown(part.title[:1].upper() + part.title[1:])
     heading = f"## {title}\n\n" if title else ""
-    if isinstance(section.content, Grid):
-        return f"{heading}{section.content.markdown()}"
-    if isinstance(section.content, Commands):
-        return f"{heading}{''.join(map(code, section.content))}"
-    return f"{heading}{_list(section.content)}"
+    if isinstance(part.content, Grid):
+        return f"{heading}{part.content.markdown()}"
+    if isinstance(part.content, Commands):
+        return f"{heading}{''.join(map(code, part.content))}"
+    return f"{heading}{_list(part.content)}"
 
 
 def _list(lines: Iterable[str]) -> str:

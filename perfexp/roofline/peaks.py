@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
@@ -133,9 +135,13 @@ def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
 
 
 def of_plan(plan: Mapping[str, Any]) -> Peaks:
-    """Peaks of the data sheet in a resolved configuration."""
+    """Peaks of the data sheet in a resolved configuration; none if its facts have other types."""
     node = plan.get("gpu")
-    return of_sheet(GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None))
+    facts = GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None)
+    try:
+        return of_sheet(msgspec.convert(vars(facts), GpuFacts))
+    except msgspec.ValidationError:  # a record of somebody else's
+        return Peaks()
 
 
 def device_of(record: Record) -> tuple[str, str]:

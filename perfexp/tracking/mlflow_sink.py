@@ -1,4 +1,4 @@
-"""MLflow sink: the tracking store of a command, the process that sends to it, and the deadline. No MLflow here."""
+"""MLflow sink: the tracking store of a command, and the process that sends to it. No MLflow here."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import atexit
 import json
 import math
 import os
-import select
 import shlex
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
-from perfexp.host.credentials import hide, reveal
+from perfexp.host.credentials import hide, reveal, scrub
 from perfexp.host.installation import python_command
 from perfexp.records.record import Point, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
-from perfexp.tracking import Tracker, live, payload, store
-from perfexp.tracking.descriptions import clean, reasons, tag_fault
-from perfexp.tracking.payload import Payload
-from perfexp.tracking.sender import Delivery, Fetch, Request, reason
-from perfexp.tracking.store import TrackingFailed
+from perfexp.tracking import Tracker, payload, store
+from perfexp.tracking.delivery import Delivery, Epochs, Fetch, Payload, Request
+from perfexp.tracking.descriptions import reasons, tag_fault
+from perfexp.tracking.store import TrackingFailed, clean
 
-#: The sender answers this long before it would be killed: its message names the process that it waited for.
-_MARGIN_SECONDS = 0.5
-#: Limit on the start of the sending process: the import of MLflow from a slow disk.
-_START_SECONDS = 120.0
-#: Limit on the end of a killed process.
+#: Limit on the last delivery of a training that was interrupted, and on the end of a killed process.
 _END_SECONDS = 5.0
-#: Limit on an answer: a link, or an error.
-_MAX_ANSWER_BYTES = 65_536
 #: MLflow reads these settings from the environment only.
 _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -82,7 +74,10 @@ class MlflowSink(Tracker):
         request_timeout_seconds: int = 10,
         deadline_seconds: float = 120.0,
     ) -> None:
-        limits = {"request_timeout_seconds": request_timeout_seconds, "deadline_seconds": deadline_seconds}
+        limits: dict[str, Any] = {
+            "request_timeout_seconds": request_timeout_seconds,
+            "deadline_seconds": deadline_seconds,
+        }
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
@@ -94,8 +89,7 @@ class MlflowSink(Tracker):
         self.uri = store.store_uri(None if uri is None else reveal(uri))
         store.refuse_foreign_database(self.uri)
         self.experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or None
-        self.request_timeout_seconds = request_timeout_seconds
-        self.deadline_seconds = deadline_seconds
+        self._limits = limits
 
     @property
     def settings(self) -> dict[str, str]:
@@ -103,11 +97,29 @@ class MlflowSink(Tracker):
 
     @contextmanager
     def following(self, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
-        start_sender()  # while the worker loads; a thread's child would end with the thread
-        with live.Follower(record, lambda content: deliver(self._delivery(content)), end_sender) as follower:
-            yield follower.add
+        start_sender()  # while the worker loads
+        training: Payload | None = None
+        seconds = 0.0
+
+        def follow(point: Point) -> None:
+            nonlocal training, seconds
+            with suppress(Exception):  # sending the record reports it
+                training = training or payload.of_training(record(), point)
+                epochs = msgspec.structs.replace(training, figures=payload.epochs_of(point, seconds))
+                seconds += sum(epoch.total_seconds for epoch in point.epochs)
+                start_sender().put(self._delivery(epochs, Epochs))
+
+        try:
+            yield follow
+        except BaseException:  # the run would stay open if no record follows
+            if training is not None:
+                last = msgspec.structs.replace(training, figures=[], status="KILLED")
+                with suppress(TrackingFailed):
+                    deliver(msgspec.structs.replace(self._delivery(last), deadline_seconds=_END_SECONDS))
+            raise
 
     def publish(self, record: Record, folder: Path) -> str:
+        start_sender()  # it imports MLflow in the meantime
         return self._send(payload.of_run(record, folder), self._again(folder))
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
@@ -122,22 +134,15 @@ class MlflowSink(Tracker):
         file = store.database(self.uri)
         if file is not None and not file.is_file():
             raise UserError(f"There is no tracking store {file}; name one with --uri.")
-        request = Fetch(
-            uri=self.uri,
-            request_timeout_seconds=self.request_timeout_seconds,
-            deadline=time.monotonic() + self.deadline_seconds,
-            run_id=run_id,
-            folder=folder,
-        )
         try:
-            return [Path(line) for line in deliver(request).splitlines()]
+            lines = deliver(Fetch(uri=self.uri, run_id=run_id, folder=str(folder), **self._limits))
         except Exception as error:
-            is_late = isinstance(error, DeadlineMissed)
-            why = "there was no answer in time" if is_late else clean(one_line(reason(error)), 400)
+            why = "there was no answer in time" if isinstance(error, DeadlineMissed) else _reason(error)
             raise UserError(
                 f"the record of mlflow:{one_line(run_id)} could not be read from {hide(self.uri)}: {why}. "
                 "Give a run's id, and name the store with --uri."
             ) from error
+        return [Path(line) for line in lines.splitlines()]
 
     def _again(self, folder: Path) -> str:
         return (
@@ -148,36 +153,28 @@ class MlflowSink(Tracker):
     def _send(self, content: Payload, remedy: str) -> str:
         """Send a payload; an error is one message with the failure and the remedy."""
         try:
-            return self._deliver(content)
+            if self.uri in _late:
+                raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
+            return deliver(self._delivery(content))
         except Exception as error:
+            why = _reason(error)
+            if isinstance(error, DeadlineMissed):
+                limit = f"tracking.deadline_seconds={self._limits['deadline_seconds']:g}"
+                why = f"sending took longer than {limit}; see whether the store works"
+            if isinstance(error, DeadlineMissed | store.LockTimeout):
+                _late.add(self.uri)
             raise TrackingFailed(
-                f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: "
-                f"{clean(one_line(reason(error)), 400)}. {remedy}"
+                f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: {why}. {remedy}"
             ) from error
 
-    def _deliver(self, content: Payload) -> str:
-        if self.uri in _late:
-            raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
-        try:
-            return deliver(self._delivery(content))
-        except DeadlineMissed as error:
-            _late.add(self.uri)
-            limit = f"tracking.deadline_seconds={self.deadline_seconds:g}"
-            raise TrackingFailed(f"sending took longer than {limit}; see whether the store works") from error
-        except store.LockTimeout:
-            _late.add(self.uri)
-            raise
+    def _delivery(self, content: Payload, kind: type[Delivery] = Delivery) -> Delivery:
+        folder, experiment = store.artifact_folder(self.uri), self.experiment or content.experiment
+        artifacts = folder.as_uri() if folder else None
+        return kind(uri=self.uri, experiment=experiment, artifacts=artifacts, payload=content, **self._limits)
 
-    def _delivery(self, content: Payload) -> Delivery:
-        folder = store.artifact_folder(self.uri)
-        return Delivery(
-            uri=self.uri,
-            experiment=self.experiment or content.experiment,
-            artifacts=folder.as_uri() if folder else None,
-            request_timeout_seconds=self.request_timeout_seconds,
-            deadline=time.monotonic() + self.deadline_seconds,
-            payload=content,
-        )
+
+def _reason(error: Exception) -> str:
+    return clean(one_line(scrub(str(error))), 400)
 
 
 class SenderProcess:
@@ -189,47 +186,33 @@ class SenderProcess:
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `kill` closes it
         self.process = subprocess.Popen(
-            python_command("perfexp.tracking.sender", str(os.getpid())),
+            python_command("perfexp.tracking.send", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            bufsize=0,
             env=os.environ | store.mlflow_environment() | _SETTINGS,
             start_new_session=True,
         )
-        self._is_ready = False
 
-    def wait_until_ready(self, deadline: float) -> None:
-        """Wait for the first answer, after the imports; raises as `request` does."""
-        if not self._is_ready:
-            self.request(b"", deadline)
-            self._is_ready = True
+    def put(self, request: Request) -> None:
+        """Write a request; the process reads at once."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(request.to_line())
+        self.process.stdin.flush()
 
-    def request(self, line: bytes, deadline: float) -> bytes:
-        """Write a line and return the answer.
+    def answer(self) -> dict[str, Any]:
+        """Return the answer to a request.
 
-        Raises `DeadlineMissed` without an answer before the deadline (`time.monotonic`), `TrackingFailed` at its end.
+        Raises `DeadlineMissed` if the process has ended at its deadline, `TrackingFailed` if it has ended otherwise.
         """
-        assert self.process.stdin is not None and self.process.stdout is not None
-        source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
-        os.set_blocking(sink, False)  # a process that hangs does not read
-        rest, answer = memoryview(line), b""
-        while not answer.endswith(b"\n"):
-            seconds = deadline - time.monotonic()
-            if seconds <= 0:
-                raise DeadlineMissed
-            readable, writable, _ = select.select([source], [sink] if rest else [], [], min(seconds, 60.0))
-            try:
-                if writable:
-                    rest = rest[os.write(sink, rest) :]
-                if readable and not (data := os.read(source, 65536)):
-                    raise BrokenPipeError
-            except BrokenPipeError as error:
-                raise TrackingFailed(f"the sending process has ended: {self._last_line()}") from error
-            answer += data if readable else b""
-            if len(answer) > _MAX_ANSWER_BYTES:
-                raise TrackingFailed("the server's answer is too long")
-        return answer
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return dict(json.loads(line))
+        if self.process.wait() == -signal.SIGALRM:
+            raise DeadlineMissed
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").split("\n")]
+        raise TrackingFailed(f"the sending process has ended: {next(filter(None, reversed(lines)), 'no message')}")
 
     def kill(self) -> None:
         """Kill the process and everything that it started."""
@@ -239,33 +222,25 @@ class SenderProcess:
             self.process.wait(_END_SECONDS)
         for stream in (self.process.stdin, self.process.stdout, self._errors):
             if stream is not None:
-                stream.close()
-
-    def _last_line(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+                with suppress(BrokenPipeError):
+                    stream.close()
 
 
 #: The sending process of this one, once something was sent.
 _sender: SenderProcess | None = None
 
 
-def deliver(delivery: Request) -> str:
+def deliver(request: Request) -> str:
     """Pass a request to the sending process, whose start is not part of the deadline; return the lines of its answer.
 
-    Raises `DeadlineMissed` if it takes longer (the process has been killed), `LockTimeout` if another process creates
-    runs in the same database, and `TrackingFailed` if it could not be sent.
+    Raises `DeadlineMissed` if it takes longer, `LockTimeout` if another process creates runs in the same database, and
+    `TrackingFailed` if it could not be sent.
     """
-    begin = time.monotonic()
-    if _sender is not None and _sender.process.poll() is not None:
-        end_sender()
+    sender = start_sender()
     try:
-        sender = start_sender()
-        sender.wait_until_ready(begin + _START_SECONDS)
-        deadline = delivery.deadline + time.monotonic() - begin
-        line = replace(delivery, deadline=deadline - _MARGIN_SECONDS).to_line()
-        answer = json.loads(sender.request(line, deadline))
+        with suppress(BrokenPipeError):  # it has ended; the answer says why
+            sender.put(request)
+        answer = sender.answer()
     except BaseException:  # Ctrl-C, too: a late answer must not be taken for the next one
         end_sender()
         raise
@@ -277,6 +252,8 @@ def deliver(delivery: Request) -> str:
 def start_sender() -> SenderProcess:
     """Start the sending process, unless it runs; it is ready some seconds later."""
     global _sender
+    if _sender is not None and _sender.process.poll() is not None:
+        end_sender()
     _sender = _sender or SenderProcess()
     return _sender
 

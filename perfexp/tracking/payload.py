@@ -1,4 +1,4 @@
-"""Payload: a record or a sweep as MLflow runs with parameters, tags, metrics and files. Nothing is sent here."""
+"""Payload: a record, a sweep or a comparison as MLflow runs. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -6,92 +6,51 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from itertools import accumulate
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePosixPath
 
 from perfexp.comparison import comparison_table
 from perfexp.comparison.document import Comparison
+from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
-from perfexp.records.record import LARGEST, Artifact, Key, Point, Record, Status
-from perfexp.records.summary import Row, rows
+from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
+from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import one_line
 from perfexp.summaries.sweep_summary import paired
 from perfexp.tables import flat
-from perfexp.tables.flat import PointRun, Quantity, by_size, of_epochs, point_runs, quantities
-from perfexp.tracking import best, datasets, descriptions, run_names, run_params
-from perfexp.tracking.datasets import Dataset
-from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
-from perfexp.tracking.uploads import Upload, sendable
+from perfexp.tables.flat import Cell, PointRun, by_size, of_epochs, point_runs, quantities
+from perfexp.tracking import descriptions, figures, run_names, run_params
+from perfexp.tracking.delivery import DEFAULT_EXPERIMENT, Figure, Payload, Upload, to_ms
+from perfexp.tracking.descriptions import reasons, safe_uid
+from perfexp.tracking.figures import metric_part
+from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, clean
 
-#: Experiment of a plan without a stage.
-DEFAULT_EXPERIMENT = "perfexp"
+#: Artifact folders of a run; files of any other kind lie next to them.
+FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
+#: Larger files stay on disk: a copy of a sparse file could fill the store.
+_MAX_FILE_BYTES = 2 << 30
 #: Most nested runs for sizes; each takes some 50 ms to send.
 _MOST_SIZES = 64
-#: Endings of the names of an interval's parts: of a median, and of any metric.
-_MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
-_INTERVAL = re.compile(r"_(low|high)$")
+#: Name of the table of a run's points.
+_TABLE = "points.json"
 _log = logging.getLogger(__name__)
-
-
-class Figure(NamedTuple):
-    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point or epoch.
-
-    The time comes from the record alone: a store keeps one of several values with the same name, step and time.
-    """
-
-    name: str
-    value: float
-    step: int
-    time_ms: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Payload:
-    """One MLflow run.
-
-    Attributes:
-        identity: tags that the run is found by; `tags` has others, `first_tags` those that a person may extend.
-        status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
-        started: date and time, ISO 8601, as of `ended`.
-        parent: the sweep's own run, as it is created if it is missing.
-        children: nested runs, one for each phase and batch size if there are several, and one for each size.
-    """
-
-    name: str
-    identity: dict[str, str]
-    status: str
-    started: str
-    ended: str | None = None
-    figures: list[Figure] = field(default_factory=list)
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    first_tags: dict[str, str] = field(default_factory=dict)
-    datasets: list[Dataset] = field(default_factory=list)
-    note: str = ""
-    files: list[Upload] = field(default_factory=list)
-    parent: Payload | None = None
-    children: list[Payload] = field(default_factory=list)
-    experiment: str = DEFAULT_EXPERIMENT
 
 
 def of_run(record: Record, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
     table = rows(record)
     parts = point_runs(record, table)
-    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else _best(record, table)
+    found = quantities(record, parts[0]) if len(parts) == 1 else figures.best(table)
+    metrics, notes = figures.of(found, figures.times(record))
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
-    is_named = any(artifact.path == own.path for artifact in record.artifacts)
-    files, skipped = sendable([*record.artifacts, *([] if is_named else [own])], folder)
-    points, first_tags = datasets.table(flat.overall(record))
+    others = [artifact for artifact in record.artifacts if artifact.path != own.path]
+    files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
+    points, first_tags = table_of(flat.overall(record))
     tags = {
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,
@@ -105,15 +64,15 @@ def of_run(record: Record, folder: Path) -> Payload:
         status=run_status([record.status, *(point.status for point in record.points)]),
         started=record.started,
         ended=record.ended,
-        figures=figures,
+        figures=metrics,
         params=run_params.of_run(record),
         tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
         first_tags=first_tags,
-        datasets=datasets.of_keys(record, [row.key for row in table]),
-        note=descriptions.of_run(record, table, skipped),
+        datasets=run_params.datasets(record, [row.key for row in table]),
+        note=descriptions.of_run(record, skipped),
         files=[*files, *points],
         parent=_parent(record),
-        children=_children(record, [part for part in parts if part.batch_size != LARGEST], is_split=len(parts) > 1),
+        children=_children(record, parts),
     )
 
 
@@ -127,14 +86,15 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
     table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
-    points, first_tags = datasets.table(flat.sweep(sweep, records) if records else [])
+    metrics, notes = figures.of(figures.best(table), lambda _: ended)
+    points, first_tags = table_of(flat.sweep(sweep, records) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
-        "perfexp.estimated_metrics": ", ".join(one.name for one in best.figures(table) if one.is_estimated),
+        **notes,
         "mlflow.source.name": "perfexp",
-        **(best.winner(sweep, records) if is_whole else {}),
+        **(figures.winner(sweep, records) if is_whole else {}),
         **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
@@ -144,7 +104,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
-        figures=[Figure(one.name, one.value, 0, ended) for one in best.figures(table)],
+        figures=metrics,
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,
@@ -160,52 +120,68 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
         records: the records of each side, the baseline first.
         folder: folder of the comparison's files.
     """
-    uids = [[safe_uid(record.uid) for record in side] for side in records]
-    ended = max(record.ended or record.started for side in records for record in side)
-    points = list(dict.fromkeys(pair.point for pair in comparison.pairs))
-    figures, counts = [], Counter[str]()
+    whole = [record for side in records for record in side]
+    ended = max(record.ended or record.started for record in whole)
+    time_ms = to_ms(ended) or 0
+    steps = {point: step for step, point in enumerate(dict.fromkeys(pair.point for pair in comparison.pairs))}
+    metrics, counts = [], Counter[str]()
     for pair in comparison.pairs:
-        name = f"{metric_part(pair.side)}/{metric_part(pair.measure)}_ratio"
+        group = metric_part(pair.side)
+        counts[f"{group}/{metric_part(pair.verdict)}_count"] += 1
         if pair.ratio is not None:
-            figures.append(Figure(name, pair.ratio, points.index(pair.point), to_ms(ended) or 0))
-        counts[f"{metric_part(pair.side)}/{metric_part(pair.verdict)}_count"] += 1
-    figures += [Figure(name, float(count), 0, to_ms(ended) or 0) for name, count in counts.items()]
-    sides = dict(zip((side.name for side in comparison.sides), records, strict=True))
-    tags = {
-        **{f"perfexp.side.{name}": " ".join(f"{one.name} ({one.uid})" for one in side) for name, side in sides.items()},
-        "perfexp.version": comparison.perfexp_version,
-        "mlflow.source.name": "perfexp",
-    }
+            metrics.append(Figure(f"{group}/{metric_part(pair.measure)}_ratio", pair.ratio, steps[pair.point], time_ms))
+    metrics += [Figure(name, float(count), 0, time_ms) for name, count in counts.items()]
+    tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
+    for side, of_side in zip(comparison.sides, records, strict=True):
+        tags[f"perfexp.side.{side.name}"] = " ".join(f"{one.name} ({one.uid})" for one in of_side)
+    uids = [[safe_uid(record.uid) for record in side] for side in records]
+    uid = hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest()
     files = [Artifact(path=file.name, kind="") for file in sorted(folder.glob("comparison.*"))]
     return Payload(
-        name=clean(" against ".join(side[0].name for side in (*reversed(records),)), NAME_LENGTH),
-        identity={
-            "perfexp.kind": "comparison",
-            "perfexp.uid": hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest(),
-        },
+        name=_name(" against ".join(side[0].name for side in reversed(records))),
+        identity={"perfexp.kind": "comparison", "perfexp.uid": uid},
         status="FINISHED",
-        started=min(record.started for side in records for record in side),
+        started=min(record.started for record in whole),
         ended=ended,
-        figures=figures,
+        figures=metrics,
         params={"margin": str(comparison.margin), "fdr": str(comparison.fdr), "allowed": ", ".join(comparison.allowed)},
         tags=descriptions.tags(tags),
-        note=clean(comparison_table.markdown(comparison), descriptions.TAG_LENGTH),
+        note=clean(comparison_table.markdown(comparison), TAG_LENGTH),
         files=sendable(files, folder)[0],
     )
 
 
-def _children(record: Record, parts: Sequence[PointRun], *, is_split: bool) -> list[Payload]:
-    """A nested run for each phase and batch size if they are split, and one for each size of those with several.
+def of_training(record: Record, point: Point) -> Payload:
+    """A training under way without its figures, for the run that `of_run` completes."""
+    return Payload(
+        name=_name(run_names.of_run(record, [point.key])),
+        experiment=_experiment(record),
+        identity=_run_identity(record),
+        status="RUNNING",
+        started=point.started or record.started,
+        ended=record.ended,
+    )
+
+
+def epochs_of(point: Point, seconds: float) -> list[Figure]:
+    """Return the figures of a point's epochs; earlier ones, which the point does not have, took some seconds."""
+    ends = figures.ends_of_epochs(point, seconds)
+    return figures.of(of_epochs(point), lambda one: ends[one.step])[0]
+
+
+def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
+    """A nested run for each phase and batch size if there are several, and one for each size of those with several.
 
     A filter finds a measurement by its size, batch size and phase wherever it was measured.
     """
-    sizes = [one for part in parts for one in by_size(part)]
-    split = [_of_points(record, part, "point") for part in parts] if is_split else []
+    known = [part for part in parts if part.batch_size != LARGEST]
+    sizes = [one for part in known for one in by_size(part)]
+    split = [_of_points(record, part, "point") for part in known] if len(parts) > 1 else []
     return split + ([_of_points(record, one, "size") for one in sizes] if len(sizes) <= _MOST_SIZES else [])
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
-    figures, notes = _figures(record, part)
+    metrics, notes = figures.of(quantities(record, part), figures.times(record))
     keys = [row.key for row in part.rows]
     size = {"perfexp.input_size": keys[0].size_label} if kind == "size" else {}
     identity = {"perfexp.kind": kind, "perfexp.uid": safe_uid(record.uid), "perfexp.phase": safe_uid(part.phase)}
@@ -215,10 +191,10 @@ def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
         status=run_status([row.status for row in part.rows]),
         started=record.started,
         ended=record.ended,
-        figures=figures,
+        figures=metrics,
         params=run_params.of_keys(record, keys),
         tags=descriptions.point_tags(record, part.rows, notes),
-        datasets=datasets.of_keys(record, keys),
+        datasets=run_params.datasets(record, keys),
         note=descriptions.of_points(record, part.rows),
     )
 
@@ -237,6 +213,10 @@ def _parent(record: Record) -> Payload | None:
 
 def _name(text: str) -> str:
     return clean(text, NAME_LENGTH)
+
+
+def _run_identity(record: Record) -> dict[str, str]:
+    return {"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)}
 
 
 def _sweep_identity(uid: str) -> dict[str, str]:
@@ -268,97 +248,66 @@ def sweep_status(sweep: Sweep) -> str:
     return run_status([child.status for child in sweep.children])
 
 
-# metrics
+# files
 
 
-def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, str]]:
-    """The metrics of one phase and batch size, and tags: why others are dropped, and which ones are derived."""
-    figures, dropped, estimated = _sent(quantities(record, part), _end_times(record))
-    return figures, {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
+def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, str]]:
+    """Return a table as a file, in the form of `mlflow.log_table`, and the tag that lists it; nothing without lines.
+
+    MLflow groups the rows of several runs by the first column, and compares the second one.
+    """
+    lines = [line for line in lines if line.get("batch_size") != LARGEST]  # a point whose batch is searched for
+    if not lines:
+        return [], {}
+    lines = [{"point": _point(line), "median_ms": line.get("median_ms"), **line} for line in lines]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    content = json.dumps({"columns": columns, "data": [[_cell(line.get(name)) for name in columns] for line in lines]})
+    listed = json.dumps([{"path": f"tables/{_TABLE}", "type": "table"}])
+    return [Upload(source=None, folder="tables", name=_TABLE, content=content)], {"mlflow.loggedArtifacts": listed}
 
 
-def _sent(
-    found: Iterable[Quantity], times: Mapping[tuple[Key, int | None], int]
-) -> tuple[list[Figure], dict[str, str], Collection[str]]:
-    """The figures that a store takes, why others are dropped, and the names of estimated ones."""
-    sent: dict[tuple[str, int], Figure] = {}
-    dropped: dict[str, str] = {}
-    estimated: dict[str, None] = {}
-    for quantity in found:
-        # one bad name rejects a whole batch
-        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
-        if quantity.value is None or not math.isfinite(quantity.value):
-            dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
-        elif (name, quantity.step) in sent:
-            dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
+def _point(line: Mapping[str, Cell]) -> str:
+    """The identity of a line among those of other runs; in a sweep's table with the name of its run."""
+    parts = (line.get(name) for name in ("run", "phase", "input_size", "batch_size", "precision"))
+    return " · ".join(one_line(str(part)) for part in parts if part is not None)
+
+
+def _cell(cell: Cell) -> Cell:
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
+    """Files of a run or a sweep to send, and why others are skipped, by their names in the record.
+
+    The record is data and can name anything. `plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper
+    folders become part of the name.
+    """
+    uploads: dict[str, Upload] = {}
+    skipped: dict[str, str] = {}
+    for artifact in artifacts:
+        kind = artifact.kind if artifact.kind in FOLDERS else ""
+        name = safe_name("-".join(part for part in PurePosixPath(artifact.path).parts if part != kind))
+        source, place = str(folder.absolute() / artifact.path), f"{kind}/{name}".lstrip("/")
+        if reason := _refusal(artifact.path, folder):
+            skipped[artifact.path] = reason
+        elif place in uploads:
+            skipped[artifact.path] = f"{place} is there already"
+        elif any(source == other.source for other in uploads.values()):
+            skipped[artifact.path] = "it is named twice"
         else:
-            place = (quantity.key, quantity.step if quantity.group == "epoch" else None)
-            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[place])
-            estimated |= {name: None} if quantity.estimated else {}
-    outdated = _outdated(sent)
-    dropped |= dict.fromkeys(outdated, "the last measurement has no interval; see tables/points.json")
-    return [one for one in sent.values() if one.name not in outdated], dropped, estimated
+            uploads[place] = Upload(source=source, folder=kind, name=name)
+    return list(uploads.values()), skipped
 
 
-def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
-    """The parts of intervals that end before their metric: a store would show them beside another point's value."""
-    last: dict[str, int] = {}
-    for name, step in sent:
-        last[name] = max(step, last.get(name, step))
-    metrics = {name: _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name)) for name in last}
-    return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
-
-
-def _best(record: Record, table: Sequence[Row]) -> tuple[list[Figure], dict[str, str]]:
-    """The best figures of a run, and the tag of those that are estimated."""
-    times, found = _end_times(record), list(best.figures(table))
-    estimated = ", ".join(one.name for one in found if one.is_estimated)
-    figures = [Figure(one.name, one.value, 0, times[one.row.key, None]) for one in found]
-    return figures, {"perfexp.estimated_metrics": estimated}
-
-
-def of_training(record: Record, point: Point, *, after: int, status: str) -> Payload:
-    """The epochs of a training with numbers above `after`, for the run that `of_run` completes."""
-    figures, _, _ = _sent(of_epochs(point), _ends_of_epochs(point))
-    return Payload(
-        name=_name(run_names.of_run(record, [point.key])),
-        experiment=_experiment(record),
-        identity=_run_identity(record),
-        status=status,
-        started=point.started or record.started,
-        ended=record.ended,
-        figures=[figure for figure in figures if figure.step > after],
-    )
-
-
-def _run_identity(record: Record) -> dict[str, str]:
-    return {"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)}
-
-
-def _end_times(record: Record) -> dict[tuple[Key, int | None], int]:
-    """The ends of all points and of their epochs; that of the record for a point without a start."""
-    ends: dict[tuple[Key, int | None], int] = {}
-    for point in record.points:
-        start = to_ms(point.started)
-        wall_ms = round(1e3 * (point.wall_seconds or 0.0))
-        ends[point.key, None] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
-        ends |= _ends_of_epochs(point)
-    return ends
-
-
-def _ends_of_epochs(point: Point) -> dict[tuple[Key, int | None], int]:
-    """The ends of a training's epochs as if it had begun with its point: the same while it runs and afterwards."""
-    seconds = (one.total_seconds for one in point.epochs)
-    start = to_ms(point.started) or 0
-    return {
-        (point.key, one.number): start + round(1e3 * end)
-        for one, end in zip(point.epochs, accumulate(seconds), strict=True)
-    }
-
-
-def to_ms(date: str | None) -> int | None:
-    """An ISO 8601 date as milliseconds since 1970; None if it is not a date."""
+def _refusal(path: str, folder: Path) -> str | None:
+    """Why a file is not sent, or None. Nothing outside the run's folder is sent, and no link to it."""
+    root = folder.resolve()
+    source = root / path
     try:
-        return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
-    except (ValueError, OverflowError):
-        return None
+        if not source.is_relative_to(root) or source.resolve() != source:
+            return "a link, or outside of the run's folder"
+        if not source.is_file():
+            return "not a file" if source.exists() else "missing"
+        return f"larger than {_MAX_FILE_BYTES >> 30} GiB" if source.stat().st_size > _MAX_FILE_BYTES else None
+    except (OSError, ValueError) as error:
+        return str(error)

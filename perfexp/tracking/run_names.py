@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from perfexp.diagnosis.environment import fact_at
 from perfexp.records.record import LARGEST, USUAL_PRECISION, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
@@ -12,28 +12,19 @@ from perfexp.summaries.subject import EXECUTION_KEYS, one_line, subject
 
 #: Longest name that perfexp makes; a user's may be longer.
 LENGTH = 24
-#: Characters that are left of a shortened word; of a longer one of an axis while other words can be left out.
+#: Characters that are left of a shortened word, and of one that distinguishes the runs of a sweep.
 _SHORTEST, _SHORTEST_AXIS = 5, 11
 #: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
 _PARTS = {axis: axis for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")}
 _PARTS |= {"model.name": "model", "mode.train.batch_size": "batch_size", "mode.inference.batch_size": "batch_size"}
-#: Nouns of a sweep's axes in its name.
-_NOUNS = {
-    "model": "models",
-    "algorithm": "algorithms",
-    "mode": "modes",
-    "precision": "precisions",
-    "execution": "executions",
-    "input_size": "sizes",
-    "batch_size": "batches",
-    "gpu": "GPUs",
-    "gpu.count": "GPU counts",
-}
+#: Nouns of a sweep's axes in its name where they are not the part's name with an s.
+_NOUNS = {"input_size": "sizes", "batch_size": "batches", "gpu": "GPUs", "gpu.count": "GPU counts"}
 #: Further axes that a name shows by value only.
 _PLAIN = ("gpu", "experiment")
 #: Words that names leave out unless a sweep varies them.
 _USUAL = ("default", USUAL_PRECISION, "eager")
-_MODES = {"inference": "inf", "train_inference": "tr+inf"}
+_INFERENCE = "inf"
+_MODES = {"inference": _INFERENCE, "train_inference": "tr+inf"}
 #: Settings of the execution by the words that names have.
 _EXECUTIONS = {
     "compile=default": "compile",
@@ -52,54 +43,64 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
     Args:
         keys: the points that the name describes, by default all.
     """
-    axes = record.sweep.axes if record.sweep else {}
-    own = None if record.sweep else of_user(record.plan)  # in a sweep it is the name of the whole
-    words = _words(record, list(keys) or [point.key for point in record.points if point.key.is_timed])
-    return own or _fitted(words, axes)
+    own = "" if record.sweep else of_user(record)  # in a sweep it is the name of the whole
+    return own or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
     """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
-    words, axes = _words(record, keys), record.sweep.axes if record.sweep else {}
+    words = _words(record, keys)
     words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
-    return _fitted(words, axes, [words["batch_size"], words["mode"]])
+    return _fitted(words, _axes(record), [words["batch_size"], words["mode"]])
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """Return the name of a sweep: its axes with the number of their values, `3 models × 2 algorithms`, and the rest."""
-    axes = dict.fromkeys(axis for child in sweep.children for axis in child.axes)
-    counts = {axis: len({child.axes.get(axis) for child in sweep.children}) for axis in axes}
-    is_whole = len(sweep.children) == sweep.jobs
-    counts = {axis: count if is_whole else 0 for axis, count in counts.items() if count > 1 or not is_whole}
-    own = of_user(records[0].plan) if records else None
+    values: dict[str, set[str]] = {}
+    for child in sweep.children:
+        for axis, value in child.axes.items():
+            values.setdefault(axis, set()).add(value)
+    counts = dict.fromkeys(values, "")
+    if len(sweep.children) == sweep.jobs:
+        counts = {axis: f"{len(found)} " for axis, found in values.items() if len(found) > 1}
+    own = of_user(records[0]) if records else ""
     return own or _of_axes(counts, records) or one_line(sweep.name)
 
 
 def of_unfinished_sweep(record: Record) -> str:
     """Return the name of a run's sweep until its summary is sent: `models × algorithms`."""
-    axes = record.sweep.axes if record.sweep else {}
-    return of_user(record.plan) or _of_axes(dict.fromkeys(axes, 0), [record]) or "sweep"
+    return of_user(record) or _of_axes(dict.fromkeys(_axes(record), ""), [record]) or "sweep"
 
 
-def of_user(plan: Mapping[str, Any]) -> str | None:
-    """Return `tracking.run_name` of a plan; None without."""
-    tracking = plan.get("tracking")
-    name = tracking.get("run_name") if isinstance(tracking, Mapping) else None
-    return one_line(str(name)) or None if name else None
+def of_user(record: Record) -> str:
+    """Return `tracking.run_name` of a record's plan, or an empty text."""
+    return one_line(str(fact_at(record.plan, "tracking.run_name") or ""))
 
 
-def _of_axes(counts: Mapping[str, int], records: Sequence[Record]) -> str:
+def shape(keys: Sequence[Key]) -> str:
+    """Return sizes and batch sizes of some points: `224x224 b8`, `160x160-320x320 b1-64`."""
+    sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
+    return f"{_range(sizes)} {_batches(keys)}".strip()
+
+
+def _axes(record: Record) -> Mapping[str, str]:
+    return record.sweep.axes if record.sweep else {}
+
+
+def _timed(record: Record) -> list[Key]:
+    return [point.key for point in record.points if point.key.is_timed]
+
+
+def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
     """The axes with the numbers of their values, where they are known, and what all records share."""
-    nouns = [f"{counts[axis] or ''} {_NOUNS.get(_part(axis) or axis) or axis.rpartition('.')[2]}" for axis in counts]
-    words = [_fixed(_words(one, [point.key for point in one.points if point.key.is_timed]), counts) for one in records]
-    shared = [word for word in words[0] if all(word in other for other in words)] if words else []
-    return _with(_cut(" × ".join(noun.strip() for noun in nouns), LENGTH), shared)
-
-
-def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
-    """The words of a sweep's axes."""
-    own = {axis: f"{'' if axis in _PLAIN else axis.rpartition('.')[2] + '='}{value}" for axis, value in axes.items()}
-    return [words[part] if (part := _part(axis)) else one_line(word) for axis, word in own.items()]
+    nouns = []
+    for axis, count in counts.items():
+        part = _part(axis)
+        usual = f"{part}s" if part else axis.rpartition(".")[2]
+        nouns.append(f"{count}{_NOUNS.get(part or axis, usual)}")
+    words = [_fixed(_words(one, _timed(one)), counts) for one in records]
+    shared = [word for word in words[0] if all(word in other for other in words)] if nouns and words else []
+    return _with(_cut(" × ".join(nouns), LENGTH), shared)
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
@@ -134,12 +135,6 @@ def _batches(keys: Sequence[Key]) -> str:
     return f"b{_range([key.batch_label for key in in_order])}" if keys else ""
 
 
-def shape(keys: Sequence[Key]) -> str:
-    """Return sizes and batch sizes of some points: `224x224 b8`, `160x160-320x320 b1-64`."""
-    sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
-    return f"{_range(sizes)} {_batches(keys)}".strip()
-
-
 def _range(sorted_texts: Sequence[str]) -> str:
     return "-".join(dict.fromkeys([*sorted_texts[:1], *sorted_texts[-1:]]))
 
@@ -147,45 +142,38 @@ def _range(sorted_texts: Sequence[str]) -> str:
 def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     """The words that no axis shows; inference, the usual mode, comes last and goes first."""
     shown = set(map(_part, axes))
-    rest = [word for part, word in words.items() if part not in shown and word not in _USUAL]
-    return sorted(rest, key=lambda word: word == _MODES["inference"])
+    rest = [word for part, word in words.items() if part not in shown and word and word not in _USUAL]
+    return sorted(rest, key=lambda word: word == _INFERENCE)
+
+
+def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
+    """The words of a sweep's axes."""
+    names = {axis: "" if axis in _PLAIN else f"{axis.rpartition('.')[2]}=" for axis in axes}
+    return [words[part] if (part := _part(axis)) else one_line(names[axis] + axes[axis]) for axis in axes]
 
 
 def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[str] = ()) -> str:
-    """Join the words that fit; long ones are shortened so that precision, size and batch size always remain."""
-    varying = _varying(words, axes)
-    ordered = [word for word in dict.fromkeys([*first, *varying, *_fixed(words, axes)]) if word]
-    whole = {*first, *(words[part] for part in ("precision", "input_size", "batch_size"))}
-    execution = {words["execution"]} & set(ordered)
-    needed = {*ordered[:2], *varying, *whole, *execution, words["model"], words["algorithm"]}
-    widths = {word: len(word) for word in ordered if word in needed}
-    while _width(widths) > LENGTH:  # the runs of a sweep differ in its axes: their words are shortened last
-        spare = [word for word in widths if word not in whole | execution and word != ordered[0]]
-        long = [word for word in varying if len(word) > _SHORTEST_AXIS] if set(spare) - set(varying) else []
-        least = dict.fromkeys(widths, _SHORTEST) | dict.fromkeys(long, _SHORTEST_AXIS)
-        cuttable = [word for word in widths if word not in whole and widths[word] > least[word]]
-        if cuttable:
-            widths[max(reversed(cuttable), key=lambda word: (word not in varying, widths[word]))] -= 1
-        elif spare:
-            widths = {word: len(word) for word in widths if word != spare[-1]}
-        else:
-            break
-    for word in ordered:
-        if word not in needed and _width(widths) + 1 + len(word) <= LENGTH:
-            widths[word] = len(word)
-    ways = {word: _cut if word == words["algorithm"] else cut for word in ordered}
-    return _cut(" ".join(ways[word](word, widths[word]) for word in ordered if word in widths), LENGTH)
-
-
-def _width(widths: Mapping[str, int]) -> int:
-    """Characters of a name whose words have these."""
-    return sum(widths.values()) + len(widths) - 1
+    """Join words; the last long ones are shortened first, then left out, so that numbers remain."""
+    varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
+    texts = {word: word for word in [*varying, *fixed] if word and (word in varying or word != _INFERENCE)}
+    whole = {*first, *(words[part] for part in ("precision", "execution", "input_size", "batch_size"))}
+    long = [word for word in reversed(texts) if word not in whole]
+    for word in long:
+        least = _SHORTEST_AXIS if word in varying else _SHORTEST
+        length = max(least, len(word) + LENGTH - len(" ".join(texts.values())))
+        texts[word] = _cut(word, length) if word == words["algorithm"] else cut(word, length)
+    last = [word for word in fixed[-1:] if word == _INFERENCE and word not in texts]
+    for word in long:
+        if len(" ".join(texts.values())) > LENGTH and word != next(iter(texts)):
+            del texts[word]
+            last = []
+    return _cut(_with(" ".join(texts.values()), last), LENGTH)
 
 
 def _with(text: str, words: Iterable[str]) -> str:
     """A text with the words that fit behind it."""
     for word in words if text else ():
-        text = f"{text} {word}".strip() if len(text) + 1 + len(word) <= LENGTH else text
+        text = f"{text} {word}" if len(text) + 1 + len(word) <= LENGTH else text
     return text
 
 

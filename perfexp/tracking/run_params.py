@@ -1,35 +1,30 @@
-"""Parameters of runs: what a person chooses or groups by; the whole plan is an artifact."""
+"""Parameters and datasets of runs: what a person chooses or groups by; the whole plan is an artifact."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from perfexp.diagnosis.environment import fact_at
+from perfexp.host.credentials import hide
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.subject import subject
-from perfexp.tracking.descriptions import NAME_LENGTH, PARAM_LENGTH, allowed, clean, fact
+from perfexp.summaries.subject import one_line, subject
+from perfexp.tracking import run_names
+from perfexp.tracking.delivery import Dataset
+from perfexp.tracking.descriptions import fact
+from perfexp.tracking.store import NAME_LENGTH, PARAM_LENGTH, allowed, clean
 
 #: Most parameters of a run: pages and comparisons list all of them.
 MOST = 25
 #: Groups of the configuration whose option is a parameter.
 _GROUPS = ("stopping", "data")
-#: Parameters of axes with another name.
-_AXES = {"model.name": "model"}
 #: Keys that other parameters show.
 _SHOWN = (
-    "model",
-    "model.name",
-    "algorithm",
-    "mode",
-    "precision",
-    "batch_size",
-    "input_size",
-    "gpu",
-    "execution",
+    *("model", "model.name", "algorithm", "mode", "precision", "batch_size", "input_size", "gpu", "execution"),
     *_GROUPS,
 )
 #: Groups of keys that concern no measurement.
@@ -37,17 +32,15 @@ _NOT_MEASURED = (
     *("tracking", "output_dir", "speed_dir", "export", "compare", "stage", "quiet", "device_lock", "host_sharing"),
     *("timeout_seconds", "resume", "cluster", "hydra"),
 )
+#: Longest source of a dataset that every store accepts.
+_SOURCE_LENGTH = 16_000
 
 
 def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     """Return the parameters of some points: subject, sizes, device and libraries."""
     about = subject(record.plan, record.environment)
-    named = {
-        "model": about.model,
-        "algorithm": about.algorithm,
-        "mode": about.mode,
-        "precision": about.precision,
-        "execution": about.execution,
+    named = {name: getattr(about, name) for name in ("model", "algorithm", "mode", "precision", "execution")}
+    named |= {
         "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
         "batch_size": _batch_sizes(keys),
         "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
@@ -66,17 +59,17 @@ def _batch_sizes(keys: Sequence[Key]) -> str:
 
 def of_run(record: Record) -> dict[str, str]:
     """Return the parameters of a run: those of its points, options of some groups, and what its user typed."""
-    choices = {group: fact_at(record.plan, f"choices.{group}") for group in _GROUPS}
+    options = {group: str(fact_at(record.plan, f"choices.{group}") or "") for group in _GROUPS}
     texts = of_keys(record, [point.key for point in record.points])
     axes = record.sweep.axes if record.sweep else ()
-    options = {name: str(text or "") for name, text in choices.items()}
     return _cleaned({**texts, **options, **dict(_chosen(record))}, axes)
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     """Return the parameters of a sweep: its axes and those of its runs, each with all of its values."""
     children = sorted(sweep.children, key=lambda child: child.job)
-    axes = _joined({_AXES.get(name, name): text for name, text in child.axes.items()} for child in children)
+    axes = _joined(child.axes for child in children)
+    axes = {"model" if name == "model.name" else name: text for name, text in axes.items()}
     sizes = _batch_sizes([point.key for record in records for point in record.points])
     return _cleaned({**_joined(map(of_run, records)), "batch_size": sizes, **axes}, axes)
 
@@ -107,3 +100,23 @@ def _cleaned(texts: Mapping[str, str], axes: Iterable[str] = ()) -> dict[str, st
 
 def _name(name: str) -> str:
     return allowed(name)[:NAME_LENGTH].strip(" .")
+
+
+def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
+    """Return the data of some points, for each phase; none if the plan has no data, or a batch is searched for."""
+    node = record.plan.get("data")
+    if not isinstance(node, Mapping):
+        return []
+    kind = one_line(str(node.get("name") or fact_at(record.plan, "choices.data") or "data"))
+    source = json.dumps(hide({**node}), default=str, sort_keys=True)
+    found = []
+    for phase in dict.fromkeys(key.phase for key in keys if key.is_timed):
+        of_phase = [key for key in keys if key.phase == phase]
+        if any(key.batch_size == LARGEST for key in of_phase):
+            continue
+        name = clean(f"{kind} {run_names.shape(of_phase)}", NAME_LENGTH)
+        identity = json.dumps([source, name, record.plan.get("seed")], default=str)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        context = "training" if phase == "train" else phase
+        found.append(Dataset(name=name, digest=digest, source=clean(source, _SOURCE_LENGTH), context=context))
+    return found

@@ -1,4 +1,4 @@
-"""Store: URI, lock, artifact folder and pages of a tracking store, without importing MLflow."""
+"""Store: URI, lock, artifact folder, pages and texts of a tracking store, without importing MLflow."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import re
 import shlex
 import socket
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import locks
 from perfexp.host.cache import home
-from perfexp.host.credentials import hide
+from perfexp.host.credentials import hide, mask
 from perfexp.host.untrusted import is_regular
 from perfexp.records.folders import ARTIFACTS
 
 #: Default address of `perfexp ui`.
 HOST, PORT = "127.0.0.1", 5000
 
+#: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
+NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
+_CUT = " … (cut)"
+#: Characters that names in MLflow cannot have.
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
+#: Ends a description that nobody has edited; MLflow's pages do not show it.
+_MARK = "\n\n<!-- perfexp "
 #: Object stores that a server may name; its own is `mlflow-artifacts:` without a host.
 _OBJECT_STORES = ("s3", "gs", "wasbs", "abfss", "r2")
 #: Counts code in a database; MLflow 3.17 creates a trigger for a table that perfexp never writes to.
@@ -45,13 +51,35 @@ class TrackingFailed(PerfexpError):
     exit_code = 3
 
 
-class LockTimeout(PerfexpError):
+class LockTimeout(TrackingFailed):
     """Another process still held the lock of a database at the deadline."""
 
 
 def mlflow_environment() -> dict[str, str]:
     """Return environment variables for every MLflow process: no telemetry, and a home, which its import needs."""
     return {"MLFLOW_DISABLE_TELEMETRY": "true", "HOME": os.environ.get("HOME") or str(home())}
+
+
+def clean(text: str, length: int) -> str:
+    """Return a text that every store accepts: without credentials, NUL and lone surrogates, cut to a length."""
+    text = mask(text.replace("\0", "").encode(errors="replace").decode())
+    return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
+
+
+def allowed(text: str) -> str:
+    """Return a text in the characters of MLflow's names."""
+    return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
+
+
+def signed(note: str) -> str:
+    """Return a description with a mark of its text."""
+    return f"{note}{_MARK}{hashlib.sha256(note.encode()).hexdigest()[:16]} -->"
+
+
+def is_unedited(note: str) -> bool:
+    """Whether the description in a store is as perfexp wrote it."""
+    body, mark, _ = note.rpartition(_MARK)
+    return bool(mark) and note.rstrip() == signed(body)
 
 
 def store_uri(uri: str | None) -> str:
@@ -120,24 +148,18 @@ def refuse_foreign_database(uri: str) -> None:
         return
     if folder.is_symlink() and is_default(uri):
         raise UserError(f"{folder} is a link: artifacts are stored in folders of this store only. Remove it.")
-    if not file.exists() and not file.is_symlink():
+    if not os.path.lexists(file):
         return
     if not file.is_file() or (file.is_symlink() and is_default(uri)):
         raise UserError(f"{file} is not a regular file. Remove it, or name the store by tracking.uri.")
-    logs = [log for ending in ("-journal", "-wal") if os.path.lexists(log := Path(f"{file}{ending}"))]
-    for log in logs:
-        if not is_regular(log) or _names_others(log):
+    for log in (Path(f"{file}-journal"), Path(f"{file}-wal")):
+        if os.path.lexists(log) and (not is_regular(log) or _names_others(log)):
             raise UserError(f"{log} is not a log of this database alone: nothing is written to it. Remove the log.")
-    try:
-        # SQLite rolls an interrupted transaction back first: the query sees its outcome
-        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=10.0)) as connection:
-            [(num_programs,)] = connection.execute(_CODE)
-    except sqlite3.Error as error:
-        if logs and error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-            raise UserError(f"{file} can't be read with {logs[0].name} beside it: {error}.") from error
-        return  # MLflow reports the error
-    if num_programs:
-        raise UserError(f"{file} has triggers or views that MLflow does not make: nothing is written to it.")
+    # SQLite rolls an interrupted transaction back first: the query sees its outcome. MLflow reports an error.
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as connection:
+        [(num_programs,)] = connection.execute(_CODE)
+        if num_programs:
+            raise UserError(f"{file} has triggers or views that MLflow does not make: nothing is written to it.")
 
 
 def _names_others(log: Path) -> bool:
@@ -192,10 +214,10 @@ def lock_name(uri: str) -> str | None:
 
 
 @contextmanager
-def locked(uri: str, deadline: float) -> Iterator[None]:
+def locked(uri: str, seconds: float) -> Iterator[None]:
     """Hold the lock of a database while entered, under which its schema, experiments and runs are created.
 
-    A server has no lock. Raises `LockTimeout` at the deadline, and `UserError` if locks are impossible here.
+    A server has no lock. Raises `LockTimeout` after some seconds, and `UserError` if locks are impossible here.
     """
     name = lock_name(uri)
     if name is None:
@@ -205,7 +227,7 @@ def locked(uri: str, deadline: float) -> Iterator[None]:
     path, sign = locks.lock_path(name), partial(locks.sign, purpose="sends a record to the same tracking store")
     lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=sign)
     try:
-        lock.acquire(timeout=max(deadline - time.monotonic(), 0.0), poll_interval=0.1)
+        lock.acquire(timeout=seconds, poll_interval=0.1)
     except Timeout as error:
         with locks.opened(name, os.O_RDONLY) as descriptor:
             owner = locks.owner_of(descriptor) or "another process has the lock"

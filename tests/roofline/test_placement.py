@@ -26,7 +26,7 @@ from perfexp.roofline.caveats import missing_backward
 from perfexp.roofline.counters import wanted
 from perfexp.roofline.kernel_names import cut, labels, short
 from perfexp.roofline.listing import parse
-from perfexp.roofline.peaks import by_hand, matching, named, of_sheet
+from perfexp.roofline.peaks import by_hand, matching, named, of_plan, of_sheet
 from perfexp.roofline.placement import Basis, Limit, Row
 from perfexp.roofline.sentences import meaning
 from perfexp.work import Geometry
@@ -506,3 +506,9 @@ def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_cei
     assert "Winograd and FFT need fewer FLOPs" in " ".join(section.split())
     unknown = run_of(make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}})
     assert "ceilings of the device" not in markdown.markdown(unknown)
+
+
+@pytest.mark.parametrize("peaks", ["fast", {"fp32": "fast"}, {"fp32": 67e12}])
+def test_a_data_sheet_of_other_types_in_a_plan_has_no_peaks(peaks: object) -> None:
+    known = of_plan({"gpu": {"facts": {"product": "H200", "peak_flops_per_second": peaks}}}).flops_per_second
+    assert known == ({"fp32": 67e12} if peaks == {"fp32": 67e12} else {})

@@ -7,13 +7,13 @@ import pytest
 
 from perfexp.records.record import Metric, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.tracking import datasets, payload
+from perfexp.tracking import payload, run_params
 
 DATA = {"data": {"_target_": "x", "root": "http://me:secret@host/data"}, "choices": {"data": "cifar10"}, "seed": 1}
 
 
 def of(record):
-    return datasets.of_keys(record, [point.key for point in record.points])
+    return run_params.datasets(record, [point.key for point in record.points])
 
 
 def test_each_phase_has_its_data_with_sizes(make_record):

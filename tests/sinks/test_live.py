@@ -1,16 +1,19 @@
 """Epochs of a training in MLflow while it runs."""
 
+import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from mlflow import MlflowClient
 
 from perfexp.records.record import Epoch, Metric
-from perfexp.tracking.live import Follower
+from perfexp.tracking import mlflow_sink, payload
+from perfexp.tracking.delivery import Epochs
 from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.payload import of_run, of_training
+from perfexp.tracking.send import Live
 
 EPOCHS = [
     Epoch(number=number, seconds=2.0, samples_per_second=320.0, loss=1 / number, accuracy=number / 4)
@@ -27,56 +30,74 @@ def training(make_record):
     return record, [msgspec.structs.replace(record.points[0], epochs=[epoch]) for epoch in EPOCHS]
 
 
-def test_each_epoch_is_sent_once_and_a_delivery_pauses_the_next_one(training):
-    record, points = training
-    sent, arrived = [], threading.Semaphore(0)
+@pytest.fixture
+def live(training):
+    """A sender of epochs in a thread: its requests, what it delivered, and what is released after each delivery."""
+    requests, sent, arrived, answers = queue.SimpleQueue(), [], threading.Semaphore(0), []
 
-    def send(payload):
-        sent.append(payload)
+    def deliver(epochs):
+        sent.append(epochs.payload)
+        answer = answers.pop() if answers else {"link": ""}
         arrived.release()
+        return answer() if callable(answer) else answer
 
-    with Follower(lambda: record, send, lambda: None) as follower:
-        for point in points[:2]:
-            follower.add(point)
-            assert arrived.acquire(timeout=30)
-    assert [payload.status for payload in sent] == ["RUNNING", "RUNNING"]
-    steps = [{figure.step for figure in payload.figures} for payload in sent]
+    thread = threading.Thread(target=Live(deliver).next, args=[requests])
+    thread.start()
+    yield SimpleNamespace(requests=requests, sent=sent, arrived=arrived, answers=answers)
+    requests.put(None)
+    thread.join()
+
+
+def epochs_of(training, number):
+    record, points = training
+    content = payload.of_training(record, points[number])
+    content.figures = payload.epochs_of(points[number], 2.0 * number)
+    return Epochs(uri="", request_timeout_seconds=1, deadline_seconds=1, experiment="", artifacts=None, payload=content)
+
+
+def test_each_epoch_is_sent_once_and_a_delivery_pauses_the_next_one(training, live):
+    for number in range(2):
+        live.requests.put(epochs_of(training, number))
+        assert live.arrived.acquire(timeout=30)
+    assert [payload.status for payload in live.sent] == ["RUNNING", "RUNNING"]
+    steps = [{figure.step for figure in payload.figures} for payload in live.sent]
     assert steps == [{1}, {2}]
-    assert {figure.name for figure in sent[0].figures} >= {"epoch/loss", "epoch/accuracy", "epoch/samples_per_second"}
+    names = {figure.name for figure in live.sent[0].figures}
+    assert names >= {"epoch/loss", "epoch/accuracy", "epoch/samples_per_second"}
 
 
-def test_after_a_slow_delivery_nothing_is_sent_for_99_times_as_long(training):
-    record, points = training
-    calls, arrived = [], threading.Semaphore(0)
-
-    def send(payload):
-        calls.append(payload)
-        threading.Event().wait(0.05)
-        arrived.release()
-
-    with Follower(lambda: record, send, lambda: None) as follower:
-        for point in points[:2]:
-            follower.add(point)
-            assert arrived.acquire(timeout=30)
-        follower.add(points[2])
-        assert not arrived.acquire(timeout=0.3)  # of the 5 seconds that the second delivery has to be followed by
-    assert len(calls) == 2
+def test_after_a_slow_delivery_nothing_is_sent_for_199_times_as_long(training, live):
+    live.answers += [lambda: threading.Event().wait(0.05) or {"link": ""}] * 2
+    for number in range(2):
+        live.requests.put(epochs_of(training, number))
+        assert live.arrived.acquire(timeout=30)
+    live.requests.put(epochs_of(training, 2))
+    assert not live.arrived.acquire(timeout=0.3)  # of the 10 seconds that follow the second delivery
+    assert len(live.sent) == 2
 
 
-def test_a_store_that_fails_ends_the_following_and_not_the_training(training):
-    record, points = training
-    calls, failed = [], threading.Event()
+def test_epochs_that_wait_are_sent_together(training):
+    requests, sent = queue.SimpleQueue(), []
+    for number in range(3):
+        requests.put(epochs_of(training, number))
 
-    def send(payload):
-        calls.append(payload)
-        failed.set()
-        raise OSError("no store")
+    def deliver(epochs):
+        sent.append(epochs.payload)
+        requests.put(None)
+        return {"link": ""}
 
-    with Follower(lambda: record, send, lambda: None) as follower:
-        follower.add(points[0])
-        assert failed.wait(30)
-        follower.add(points[1])
-    assert len(calls) == 1
+    assert Live(deliver).next(requests) is None
+    [whole] = sent
+    assert {figure.step for figure in whole.figures} == {1, 2, 3}
+
+
+def test_a_store_that_fails_ends_the_following_and_not_the_training(training, live):
+    live.answers.append({"error": "no store", "is_late": False})
+    live.requests.put(epochs_of(training, 0))
+    assert live.arrived.acquire(timeout=30)
+    live.requests.put(epochs_of(training, 1))
+    assert not live.arrived.acquire(timeout=0.3)
+    assert len(live.sent) == 1
 
 
 @pytest.mark.slow
@@ -107,19 +128,19 @@ def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(trai
     ]
 
 
-def test_an_interrupted_training_does_not_stay_open(training, tmp_path):
+def test_an_interrupted_training_does_not_stay_open(training, tmp_path, monkeypatch):
     record, points = training
-    sent, arrived = [], threading.Semaphore(0)
-
-    def send(payload):
-        sent.append(payload.status)
-        arrived.release()
-
-    with pytest.raises(KeyboardInterrupt), Follower(lambda: record, send, lambda: None) as follower:
-        follower.add(points[0])
-        assert arrived.acquire(timeout=30)
+    sent = []
+    monkeypatch.setattr(mlflow_sink, "start_sender", lambda: SimpleNamespace(put=sent.append))
+    monkeypatch.setattr(mlflow_sink, "deliver", sent.append)
+    sink = MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", deadline_seconds=1000)
+    with pytest.raises(KeyboardInterrupt), sink.following(lambda: record) as follow:
+        follow(points[0])
+        assert [(request.payload.status, len(request.payload.figures) > 0) for request in sent] == [("RUNNING", True)]
         raise KeyboardInterrupt
-    assert sent == ["RUNNING", "KILLED"]
+    assert (sent[1].payload.status, sent[1].payload.figures) == ("KILLED", [])
+    assert sent[1].payload.identity == payload.of_run(record, tmp_path).identity
+    assert sent[1].deadline_seconds < 10
 
 
 def test_live_figures_have_the_names_of_the_final_ones(training):
@@ -130,8 +151,11 @@ def test_live_figures_have_the_names_of_the_final_ones(training):
         msgspec.structs.replace(EPOCHS[0], metrics=[Metric(name=n, value=v, unit="1") for n, v in values.items()])
     ]
     record.points = [point]
-    live = of_training(record, point, after=0, status="RUNNING").figures
-    [run] = [payload for payload in [of_run(record, Path())] if payload.figures]
-    final = [figure for figure in run.figures if figure.name.startswith("epoch/") and figure.step == 1]
+    live = payload.epochs_of(point, 0.0)
+    final = [
+        figure
+        for figure in payload.of_run(record, Path()).figures
+        if figure.name.startswith("epoch/") and figure.step == 1
+    ]
     assert {figure.name for figure in live} >= {"epoch/custom.weight norm"}
     assert set(live) <= set(final)

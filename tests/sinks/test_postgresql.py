@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perfexp import commands
-from perfexp.tracking import mlflow_sink, sender
+from perfexp.tracking import mlflow_sink, send
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def _wait_for(attempt, process, log):
 
 def publish(uri, record, folder):
     """Send a record from a process of its own, which has imported MLflow before it was forked."""
-    mlflow_sink.deliver = sender.send
+    mlflow_sink.deliver = send.send
     MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(record, folder)
 
 
@@ -151,7 +151,7 @@ def test_of_sixteen_writers_at_once_nothing_is_lost(server, user, make_record, l
     from mlflow import MlflowClient
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mlflow", "perfexp.tracking.mlflow_sink", "perfexp.tracking.sender"])
+    context.set_forkserver_preload(["mlflow", "perfexp.tracking.mlflow_sink", "perfexp.tracking.send"])
     records = [make_record(uid=f"{number:032x}", sizes=(224, 256)) for number in range(WRITERS)]
     processes = [
         context.Process(target=publish, args=(server, record, leave_run(record, tmp_path / record.uid)))

@@ -8,7 +8,7 @@ from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.grid import WIDTH
 from perfexp.tables.flat import CHART_POINTS, decimate
-from perfexp.tracking import descriptions, payload
+from perfexp.tracking import descriptions, payload, store
 from tests.conftest import timed_point
 
 
@@ -62,16 +62,18 @@ def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
 
 def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
     note = payload.of_run(make_record(), tmp_path).note
-    assert descriptions.is_unedited(note)
-    assert not descriptions.is_unedited(note.replace("224", "225"))
-    assert not descriptions.is_unedited("mine")
-    assert not descriptions.is_unedited("")
+    assert store.is_unedited(note)
+    assert not store.is_unedited(note.replace("224", "225"))
+    assert not store.is_unedited("mine")
+    assert not store.is_unedited("")
 
 
-def test_a_description_starts_with_the_figures(make_record, tmp_path):
-    assert payload.of_run(make_record(), tmp_path).note.startswith("**inference: latency p50 10.0 ms ±")
+def test_a_description_starts_with_the_subject_and_the_figures(make_record, tmp_path):
+    subject, _, figures = payload.of_run(make_record(), tmp_path).note.partition("\n\n")
+    assert subject.startswith("resnet50 · inference · 224")
+    assert figures.startswith("- latency p50 ± CI95: 10.0 ms ±")
     failed = make_record(failing={224: Status.OOM})
-    assert payload.of_run(failed, tmp_path).note.startswith("**inference: nothing was measured: oom**")
+    assert payload.of_run(failed, tmp_path).note.partition("\n\n")[2].startswith("- remarks: oom")
 
 
 def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):

@@ -21,9 +21,10 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.host import locks
 from perfexp.host.cache import JsonCache
-from perfexp.tracking import mlflow_sink, payload, sender, store
+from perfexp.tracking import mlflow_sink, payload, send, store
+from perfexp.tracking.delivery import Delivery, Fetch
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
-from perfexp.tracking.sender import Claim, Delivery, Fetch
+from perfexp.tracking.send import Claim
 from perfexp.tracking.store import LockTimeout, TrackingFailed, lock_name, store_uri
 from tests.rotation import some_of
 
@@ -212,7 +213,7 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_re
 
 
 def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_record, leave_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(mlflow_sink, "deliver", sender.send)
+    monkeypatch.setattr(mlflow_sink, "deliver", send.send)
     uri, record = store_uri(f"sqlite:///{tmp_path}/mlflow.db"), make_record()
     with lock_of(uri):
         with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp log"):
@@ -255,7 +256,7 @@ def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_re
             experiment="by another process",
             artifacts=(tmp_path / "mlartifacts").as_uri(),
             request_timeout_seconds=10,
-            deadline=time.monotonic() + seconds,
+            deadline_seconds=seconds,
             payload=content,
         )
 
@@ -380,7 +381,7 @@ def endless_record():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MLflow leaves its connection open
 def test_a_record_without_an_end_does_not_fill_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(sender, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(send, "MAX_BYTES", 2**20)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with ThreadingHTTPServer(("127.0.0.1", 0), endless_record()) as listening:
         thread = threading.Thread(target=listening.serve_forever)
@@ -388,7 +389,15 @@ def test_a_record_without_an_end_does_not_fill_the_disk(tmp_path, monkeypatch):
         uri = f"http://127.0.0.1:{listening.server_port}"
         try:
             with pytest.raises(Exception, match="File too large"):
-                sender.fetch(Fetch(uri=uri, request_timeout_seconds=5, deadline=0.0, run_id="a" * 32, folder=tmp_path))
+                send.fetch(
+                    Fetch(
+                        uri=uri,
+                        request_timeout_seconds=5,
+                        deadline_seconds=60,
+                        run_id="a" * 32,
+                        folder=str(tmp_path),
+                    )
+                )
         finally:
             listening.shutdown()
             thread.join()

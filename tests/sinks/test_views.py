@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from perfexp.tracking import store
-from perfexp.tracking.views import VIEWS, has_views
+from perfexp.tracking.views import VIEWS
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.key)
@@ -16,21 +16,16 @@ def test_a_view_has_a_state_that_mlflow_unpacks(view):
     method, _, packed = content["state"].partition(";")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
     assert method == "deflate"
+    assert state == view.state
     assert state["orderByKey"] in [*state["selectedColumns"], "attributes.start_time"]
-    assert state["searchFilter"] == view.query
     assert set(state["selectedColumns"]) <= set(state["columnOrder"]) == set(state["columnWidths"])
     assert view.key in store.view_page("http://127.0.0.1:5000", "1", view.key)
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [("3.17.2", True), ("3.20.0", True), ("3.16.9", False), ("4.0.0", False), ("x", False)]
-)
-def test_views_are_for_known_versions(version, expected):
-    assert has_views(version) is expected
-
-
 def test_views_are_for_the_kind_of_device_that_was_measured():
-    by_device = {device: [view.order for view in VIEWS if view.made_with == device] for device in ("gpu", "cpu")}
+    by_device = {
+        device: [view.state["orderByKey"] for view in VIEWS if view.made_with == device] for device in ("gpu", "cpu")
+    }
     assert by_device == {"gpu": ["metrics.`device/p50_ms`"] * 2, "cpu": ["metrics.`latency/p50_ms`"] * 2}
     assert len({view.key for view in VIEWS}) == len(VIEWS)
 
@@ -39,9 +34,9 @@ def test_views_are_for_the_kind_of_device_that_was_measured():
     "view", [view for view in VIEWS if view.made_with in ("gpu", "cpu")], ids=lambda view: view.key
 )
 def test_conditions_are_before_the_interval_and_the_number_of_processes_behind_it(view):
-    columns = list(view.columns)
+    columns = view.state["selectedColumns"]
     conditions = [f"params.`{name}`" for name in ("batch_size", "precision", "execution", "device")]
-    time = columns.index(view.order)
+    time = columns.index(view.state["orderByKey"])
     assert columns[time + 1 : time + 6] == [*conditions, "tags.`perfexp.doubts`"]
     assert [column.rpartition("/")[2] for column in columns[time + 6 : time + 9]] == [
         "ci_low_ms`",

@@ -1,0 +1,142 @@
+"""Figures: the metrics of a run, and the best ones of a sweep or of a run with several phases and batch sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from perfexp.comparison import sweep_verdicts
+from perfexp.comparison.sweep_verdicts import Winner
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.record import Point, Record
+from perfexp.records.summary import Row
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import MODEL_AXES, label, varying
+from perfexp.tables.flat import Quantity
+from perfexp.tracking.delivery import Figure, to_ms
+from perfexp.tracking.descriptions import reasons
+from perfexp.tracking.store import NAME_LENGTH, allowed
+
+#: Times of a call that can be best.
+_TIMES = (*DEVICE_TIMES, "latency")
+#: Endings of the names of an interval's parts: of a median, and of any metric.
+_MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
+_INTERVAL = re.compile(r"_(low|high)$")
+
+
+def metric_part(text: str) -> str:
+    """A part of a metric's name; a slash in it would open another group."""
+    return allowed(text.replace("/", "."))
+
+
+def of(found: Iterable[Quantity], time_ms: Callable[[Quantity], int]) -> tuple[list[Figure], dict[str, str]]:
+    """Return the figures that a store takes, and tags: why others are dropped, and which ones are estimated."""
+    sent: dict[tuple[str, int], Figure] = {}
+    dropped: dict[str, str] = {}
+    estimated: dict[str, None] = {}
+    for quantity in found:
+        # one bad name rejects a whole batch
+        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
+        if quantity.value is None or not math.isfinite(quantity.value):
+            dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
+        elif (name, quantity.step) in sent:
+            dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
+        else:
+            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, time_ms(quantity))
+            estimated |= {name: None} if quantity.estimated else {}
+    outdated = _outdated(sent)
+    dropped |= dict.fromkeys(outdated, "the last measurement has no interval; see tables/points.json")
+    tags = {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
+    return [one for one in sent.values() if one.name not in outdated], tags
+
+
+def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
+    """The parts of intervals that end before their metric: a store would show them beside another point's value."""
+    last: dict[str, int] = {}
+    for name, step in sent:
+        last[name] = max(step, last.get(name, step))
+    metrics = {name: _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name)) for name in last}
+    return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
+
+
+def times(record: Record) -> Callable[[Quantity], int]:
+    """Return a function with the end of a quantity's epoch or point; that of the record for a point without a start."""
+    ends: dict[tuple[object, int | None], int] = {}
+    for point in record.points:
+        wall_ms, start = round(1e3 * (point.wall_seconds or 0.0)), to_ms(point.started)
+        ends[point.key, None] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        ends |= {(point.key, number): end for number, end in ends_of_epochs(point).items()}
+    return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
+
+
+def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
+    """Return the ends of a training's epochs by number, as if it had begun with its point and earlier ones took time.
+
+    Args:
+        seconds: duration of earlier epochs, which the point does not have.
+    """
+    ends = accumulate((one.total_seconds for one in point.epochs), initial=seconds)
+    next(ends)
+    start = to_ms(point.started) or 0
+    return {one.number: start + round(1e3 * end) for one, end in zip(point.epochs, ends, strict=True)}
+
+
+def best(table: Sequence[Row]) -> Iterator[Quantity]:
+    """Yield the best figures of each phase: the smallest median of each time, and the largest rate."""
+    phases = dict.fromkeys(row.key.phase for row in table)
+    for phase in phases:
+        of_phase = [row for row in table if row.key.phase == phase]
+        prefix = f"{phase}_" if len(phases) > 1 else ""
+        for kind in _TIMES:
+            if timed := [row for row in of_phase if kind in row.times]:
+                row = min(timed, key=lambda row: row.times[kind].median.value)
+                median = row.times[kind].median
+                is_estimated = median.low is None
+                yield Quantity("best", f"{prefix}{kind}_p50_ms", median.value * 1e3, row.key, 0, estimated=is_estimated)
+        if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
+            rate, row = max(rated, key=lambda one: one[0].value)
+            is_estimated = rate.low is None
+            yield Quantity("best", f"{prefix}samples_per_second", rate.value, row.key, 0, estimated=is_estimated)
+
+
+def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
+    """Return tags of the fastest runs of a sweep, by the verdicts of its table.
+
+    `perfexp.best` names the fastest run, `perfexp.best_ties` the others that are not shown to be slower, and
+    `perfexp.best_by` the metric that decides. `perfexp.best_undecided` names the runs of which no verdict is decided.
+    Where points or models differ in their winners, they follow in parentheses. A sweep whose runs have no point in
+    common has no tags.
+    """
+    found = sweep_verdicts.winners(sweep, records)
+    fields = varying(one.key for one in found)
+    places: dict[str, dict[str, list[str]]] = {"best": {}, "best_ties": {}, "best_undecided": {}, "best_by": {}}
+    for one in found:
+        where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
+        best, others = one.best and _axes(one.best, one), "; ".join(_axes(axes, one) for axes in one.ties)
+        texts = {"best": best, "best_ties" if best else "best_undecided": others, "best_by": _metric(one.measure)}
+        for name, text in texts.items():
+            if text:
+                places[name].setdefault(text, []).append(where)
+    return {f"perfexp.{name}": _joined(name, by_text, len(found)) for name, by_text in places.items() if by_text}
+
+
+def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
+    """Texts with the places where they are true, unless that is everywhere."""
+    return " | ".join(
+        text if name == "best_by" or len(where) == num_points else f"{text} ({', '.join(where)})"
+        for text, where in places.items()
+    )
+
+
+def _metric(measure: str) -> str:
+    return "throughput/samples_per_second" if measure == "throughput" else f"{metric_part(measure)}/p50_ms"
+
+
+def _axes(every: Mapping[str, str], of_winner: Winner) -> str:
+    """The axes of a group, without its model if each model has a winner; the value alone of a single option's axis."""
+    axes = {axis: text for axis, text in every.items() if not (of_winner.model and axis in MODEL_AXES)}
+    if len(axes) == 1 and "." not in "".join(axes):
+        return "".join(axes.values())
+    return ", ".join(f"{axis}={text}" for axis, text in axes.items())

@@ -1,0 +1,399 @@
+"""Send: the process that sends payloads to MLflow, and fetches records. It answers lines of JSON on stdin on stdout.
+
+It is the only process that imports MLflow, and the kernel ends it at the deadline (SIGALRM): no timeout of an HTTP
+client limits a server that answers a byte at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from perfexp.host.credentials import scrub
+from perfexp.host.lifeline import die_with
+from perfexp.host.untrusted import MAX_BYTES
+from perfexp.tracking.delivery import Dataset, Delivery, Epochs, Fetch, Payload, Upload, from_line, to_ms
+from perfexp.tracking.store import (
+    NAME_LENGTH,
+    LockTimeout,
+    TrackingFailed,
+    checked_id,
+    clean,
+    how_to_look,
+    is_foreign_place,
+    is_unedited,
+    locked,
+)
+from perfexp.tracking.views import VIEWS
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+#: Limit on the imports: MLflow may come from a slow disk.
+_START_SECONDS = 120.0
+#: Time for an answer that names the process which has the lock of a database, before the process ends.
+_MARGIN_SECONDS = 0.5
+#: Memory for sending, beyond the imports: a longer answer of a server ends in an error.
+_MEMORY_BYTES = 2**30
+#: Characters of an error that are reported.
+_LONGEST_REASON = 2_000
+#: Errors that a server reports when two processes write the same run at once.
+_RACES = ("BAD_REQUEST", "INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
+#: Limits of one call of log_batch.
+_METRICS, _PARAMS, _TAGS = 800, 100, 100
+_PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
+#: Tag of the name that perfexp gave a run; any other name was set by a person and stays.
+_NAME = "perfexp.name"
+#: Path of the record among the artifacts of a run.
+_RECORD = "data/record.json"
+#: Largest share of a training's time in which its epochs are sent, the run's creation apart.
+_SHARE = 0.005
+
+Requests = queue.SimpleQueue[Delivery | Epochs | Fetch | None]
+
+
+def main(parent: int) -> None:
+    """Send until stdin ends, or the process `parent`, which reads the answers."""
+    die_with(parent)
+    requests: Requests = queue.SimpleQueue()
+    threading.Thread(target=_read, args=[requests], daemon=True).start()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, _limited_time(_START_SECONDS):
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # MLflow prints
+        with suppress(ImportError):  # `send` raises it again
+            import mlflow  # noqa: F401 - before memory is limited
+
+            logging.getLogger("mlflow").setLevel(logging.WARNING)
+        _limit_memory()
+        live = Live(_answer)
+        while (request := live.next(requests)) is not None:
+            print(json.dumps(_answer(request)), file=answers, flush=True)
+
+
+def _read(requests: Requests) -> None:
+    """Read all requests at once: the process that writes them measures, and must not wait."""
+    for line in sys.stdin.buffer:
+        requests.put(from_line(line))
+    requests.put(None)
+
+
+def _answer(request: Delivery | Fetch) -> dict[str, Any]:
+    try:
+        with _limited_time(request.deadline_seconds + _MARGIN_SECONDS):
+            return {"link": fetch(request) if isinstance(request, Fetch) else send(request)}
+    except Exception as error:
+        return {"error": _reason(error), "is_late": isinstance(error, LockTimeout)}
+
+
+@contextmanager
+def _limited_time(seconds: float) -> Iterator[None]:
+    """While entered, this process ends after some seconds."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, 1e8))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _limit_memory() -> None:
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+class Live:
+    """Sends the epochs of a training as they come; after a failure nothing, since the record comes anyway.
+
+    After each delivery it waits 199 times as long: sending computes on cores that the training may use.
+
+    Args:
+        deliver: sends epochs, and returns an answer.
+    """
+
+    def __init__(self, deliver: Callable[[Epochs], dict[str, Any]]) -> None:
+        self._deliver = deliver
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waiting: Epochs | None = None
+        self._due, self._is_open, self._has_failed = 0.0, False, False
+
+    def next(self, requests: Requests) -> Delivery | Fetch | None:
+        """Send epochs until there is another request, and return it; None at the end."""
+        while True:
+            seconds = max(self._due - time.monotonic(), 0.0) if self._waiting else None
+            try:
+                request = requests.get(timeout=seconds)
+            except queue.Empty:
+                self._send()
+                continue
+            if not isinstance(request, Epochs):
+                self._begin()
+                return request
+            if self._waiting:
+                request.payload.figures[:0] = self._waiting.payload.figures
+            self._waiting = None if self._has_failed else request
+
+    def _send(self) -> None:
+        assert self._waiting is not None
+        epochs, self._waiting = self._waiting, None
+        begin = time.monotonic()
+        self._has_failed = "error" in self._deliver(epochs)
+        end = time.monotonic()
+        self._due = end + self._is_open * (end - begin) * (1 - _SHARE) / _SHARE
+        self._is_open = True
+
+
+def send(delivery: Delivery) -> str:
+    """Send a payload, or update the run that the store already has; return lines for the console that lead to it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _send(delivery)
+    except MlflowException as error:
+        # Another process sends the same run at this moment: it deleted the run that we wrote to, because an older copy
+        # exists, or both inserted the same row. The second attempt finds what the other has written.
+        if error.error_code not in _RACES and "Current state is deleted" not in str(error):
+            raise
+        return _send(delivery)
+
+
+def _send(delivery: Delivery) -> str:
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(delivery.request_timeout_seconds)
+    payload, parent = delivery.payload, None
+    with locked(delivery.uri, delivery.deadline_seconds):
+        client = MlflowClient(tracking_uri=delivery.uri, registry_uri=delivery.uri)
+        experiment_id = _experiment(client, delivery)
+        with suppress(Exception):  # they are internal to MLflow, and a run is complete without them
+            _add_views(client, experiment_id, payload)
+        if payload.parent:
+            parent = Claim(client, experiment_id, payload.parent)
+        claim = Claim(client, experiment_id, payload)
+        children = [(Claim(client, experiment_id, child), child) for child in payload.children]
+    fill(client, claim.run, payload, {_PARENT: parent.run_id} if parent else {})
+    for nested, child in children:
+        fill(client, nested.run, child, {_PARENT: claim.run_id})
+    upload(client, claim.run_id, payload.files, delivery.uri)
+    for nested, _ in children:
+        nested.settle()
+    if claim.settle():
+        for nested, _ in children:
+            client.set_tag(nested.run_id, _PARENT, claim.run_id, synchronous=True)
+    if parent and parent.settle():
+        client.set_tag(claim.run_id, _PARENT, parent.run_id, synchronous=True)
+    return how_to_look(delivery.uri, experiment_id, claim.run_id)
+
+
+def _experiment(client: MlflowClient, delivery: Delivery) -> str:
+    """The experiment's id; raises `TrackingFailed` if it was deleted. An old one keeps its place for artifacts."""
+    from mlflow.exceptions import MlflowException
+
+    name = clean(delivery.experiment, NAME_LENGTH)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return checked_id(client.create_experiment(name, artifact_location=delivery.artifacts))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            experiment = client.get_experiment_by_name(name)  # another process was faster
+    if experiment is None or experiment.lifecycle_stage != "active":
+        raise TrackingFailed(f"its experiment {name!r} was deleted there; restore it or name another one")
+    return checked_id(experiment.experiment_id)
+
+
+def _add_views(client: MlflowClient, experiment_id: str, payload: Payload) -> None:
+    """Add the views that an experiment lacks, of a run's kind; those that a person changed stay."""
+    tags = client.get_experiment(experiment_id).tags
+    for view in VIEWS:
+        if view.tag not in tags and (not view.made_with or view.made_with in payload.tags):
+            client.set_experiment_tag(experiment_id, view.tag, view.value())
+
+
+class Claim:
+    """The run of a payload: the one with its identity tags, or a new one.
+
+    A server has no lock: two processes may both create a run. Both then choose the earliest one, and a process deletes
+    its own run if that lost. `settle` repeats the choice after sending, when a run of the same moment is visible.
+    """
+
+    def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
+        self._client, self._experiment_id = client, experiment_id
+        self._query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in payload.identity.items())
+        earliest = self._earliest()
+        self._is_new = earliest is None
+        self.run: Run = earliest or self._create(payload)
+        self.settle()
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return checked_id(self.run.info.run_id)
+
+    def settle(self) -> bool:
+        """Delete the run that this process created if there is an earlier one; return whether it did."""
+        earliest = self._earliest() if self._is_new else None
+        if earliest is None or earliest.info.run_id == self.run_id:
+            return False
+        self._client.delete_run(self.run_id)
+        self._is_new, self.run = False, earliest
+        return True
+
+    def _create(self, payload: Payload) -> Run:
+        start, tags = to_ms(payload.started), {**payload.identity, _NAME: payload.name}
+        run = self._client.create_run(self._experiment_id, start, tags=tags, run_name=payload.name)
+        _end_run(self._client, run, payload)
+        return run
+
+    def _earliest(self) -> Run | None:
+        runs = self._client.search_runs([self._experiment_id], self._query)
+        return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+
+def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
+    """Set status, end and name; done at creation too, so that an interrupted run does not stay RUNNING."""
+    run_id = run.info.run_id
+    if payload.status in ("SCHEDULED", "RUNNING"):
+        client.update_run(run_id, status=payload.status)
+    else:
+        client.set_terminated(run_id, status=payload.status, end_time=to_ms(payload.ended))
+    if run.info.run_name == run.data.tags.get(_NAME) != payload.name:
+        client.update_run(run_id, name=payload.name)
+
+
+def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, str]) -> None:
+    """Update a run: metrics, parameters and tags, in batches as large as MLflow accepts; `above` names its parent."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
+    own = {name: text for name, text in payload.first_tags.items() if name not in old.tags}
+    if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
+        own[_NOTE] = payload.note
+    metrics = [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures]
+    params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
+    new_tags = [RunTag(name, text) for name, text in {**tags, **own}.items()]
+    batches = zip_longest(_chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=())
+    for batch in batches:
+        client.log_batch(run_id, *batch, synchronous=True)
+    for name in old.tags:
+        if name.startswith("perfexp.") and name not in tags and name not in payload.identity:
+            client.delete_tag(run_id, name)
+    _add_inputs(client, run, payload.datasets)
+    _end_run(client, run, payload)
+
+
+def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> None:
+    """Add the datasets that a run lacks."""
+    from mlflow import entities
+
+    there = {(one.dataset.name, one.dataset.digest) for one in (run.inputs.dataset_inputs if run.inputs else ())}
+    inputs = [
+        entities.DatasetInput(
+            entities.Dataset(name=one.name, digest=one.digest, source_type="perfexp", source=one.source),
+            [entities.InputTag("mlflow.data.context", one.context)],
+        )
+        for one in datasets
+        if (one.name, one.digest) not in there
+    ]
+    if inputs:
+        client.log_inputs(run.info.run_id, inputs)
+
+
+def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
+    """Send the files of a run; a store may not choose a folder of this machine or another host for them."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    place = str(client.get_run(run_id).info.artifact_uri)
+    if is_foreign_place(place, uri):
+        raise TrackingFailed(
+            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where none are sent "
+            "(a server: start it with --serve-artifacts)"
+        )
+    repository = get_artifact_repository(place, tracking_uri=uri)
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+        for file in files:
+            source = Path(file.source or f"{folder}/{file.name}")
+            if file.source is None:
+                source.write_text(file.content)
+            elif source.name != file.name:  # MLflow names an artifact like its file
+                source = Path(shutil.copyfile(source, f"{folder}/{file.name}", follow_symlinks=False))
+            repository.log_artifact(str(source), file.folder or None)
+
+
+def fetch(request: Fetch) -> str:
+    """Copy the records of a run, of a part of one, or of a sweep; return their files, a line each."""
+    from mlflow import MlflowClient
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(request.request_timeout_seconds)
+    client = MlflowClient(tracking_uri=request.uri, registry_uri=request.uri)
+    run = client.get_run(request.run_id)
+    if run.data.tags.get("perfexp.kind") in ("point", "size"):
+        run = client.get_run(checked_id(run.data.tags[_PARENT]))
+    runs = [run]
+    if run.data.tags.get("perfexp.kind") == "sweep":
+        runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{checked_id(run.info.run_id)}'"))
+    files: list[str] = []
+    for number, found in enumerate(runs):
+        place = str(found.info.artifact_uri)
+        if is_foreign_place(place, request.uri):
+            raise TrackingFailed(f"its files are at {place.partition(':')[0][:20]}:…, outside of the store")
+        (folder := Path(request.folder, str(number))).mkdir()
+        repository = get_artifact_repository(place, tracking_uri=request.uri)
+        repository.list_artifacts = lambda *_: []  # a record is a file, whatever it says
+        with _limited_files(MAX_BYTES - sum(Path(file).stat().st_size for file in files)):
+            files.append(repository.download_artifacts(_RECORD, str(folder)))
+    return "\n".join(files)
+
+
+@contextmanager
+def _limited_files(most_bytes: int) -> Iterator[None]:
+    """While entered, no file that this process writes gets larger; one that would is an `OSError`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(most_bytes, 0), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _reason(error: Exception) -> str:
+    """Why sending failed, and the remedy if there is one."""
+    if "MemoryError" in "".join(traceback.format_exception(error)):  # or it hides such an error
+        return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
+    text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
+    if not isinstance(error, ImportError):
+        return text
+    is_own = (error.name or "").partition(".")[0] in ("mlflow", "sqlalchemy", "alembic")
+    remedy = "pip install mlflow-skinny sqlalchemy alembic" if is_own else "install the driver of that database"
+    return f"{text} ({remedy})"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
