@@ -64,7 +64,7 @@ def models_and_batches(*factors):
 
 def test_each_run_is_compared_with_the_first_one():
     found = sweep_verdicts.of_sweep(*swept([1.0], [0.8], [1.2], [1.0]))
-    assert found.baseline == 0
+    assert found.title == "device / run 0"
     texts = {job: text for (job, phase), text in found.ratios.items() if phase == "inference"}
     assert {job: text.split()[-2:] for job, text in texts.items()} == {
         1: ["▲", "FASTER"],
@@ -152,7 +152,7 @@ def test_other_times_with_another_verdict_are_named():
 
 
 def test_the_first_run_with_a_time_is_the_baseline():
-    assert sweep_verdicts.of_sweep(*swept(None, [1.0], [0.8])).baseline == 1
+    assert sweep_verdicts.of_sweep(*swept(None, [1.0], [0.8])).title == "device / run 1"
 
 
 @pytest.mark.parametrize("name", ["1", "run1", "algorithm=run1"])
@@ -161,7 +161,7 @@ def test_the_baseline_may_be_another_run(name):
     for one in records:
         one.plan["compare"] = {"baseline": name}
     found = sweep_verdicts.of_sweep(sweep, records)
-    assert found.baseline == 1
+    assert found.title == "device / run 1"
     texts = {job: text.split() for (job, _), text in found.ratios.items()}
     assert {job: words[-1] for job, words in texts.items()} == {0: "SLOWER", 2: "SLOWER"}
 
@@ -170,7 +170,7 @@ def test_a_baseline_that_no_run_is_called_is_named():
     sweep, records = swept([1.0], [0.8])
     records[0].plan["compare"] = {"baseline": "gemm"}
     found = sweep_verdicts.of_sweep(sweep, records)
-    assert (found.baseline, found.ratios) == (None, {})
+    assert (found.title, found.ratios) == ("", {})
     assert found.fastest == ["compare.baseline=gemm: no timed run has this name"]
 
 
@@ -203,7 +203,7 @@ def last_words(found):
 def test_runs_that_differ_only_in_their_points_are_compared_together_at_each_point():
     sweep, records = models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, 13.5])
     found = sweep_verdicts.of_sweep(sweep, records)
-    assert (found.baseline, found.title, found.notes) == (0, "device / model=a", [])
+    assert (found.title, found.notes) == ("device / model=a", [])
     assert last_words(found) == {3: "FASTER", 4: "SAME", 5: "SLOWER"}
     ratios = [float(text.split()[0]) for text in found.ratios.values()]
     assert ratios == pytest.approx([0.8, 1.0, 1.5], rel=0.01)
@@ -229,7 +229,7 @@ def test_the_baseline_may_be_any_run_of_a_group(name):
     for one in records:
         one.plan["compare"] = {"baseline": name}
     found = sweep_verdicts.of_sweep(sweep, records)
-    assert (found.baseline, found.title) == (2, "device / model=b")
+    assert found.title == "device / model=b"
     assert last_words(found) == {0: "SLOWER", 1: "SAME"}
 
 

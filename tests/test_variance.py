@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfexp.statistics import blockwise, variance
+from perfexp.statistics import blockwise, moderated
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Component, geometric_mean
 
@@ -14,7 +14,7 @@ from perfexp.statistics.moderated import Component, geometric_mean
 @pytest.mark.parametrize("processes", [3, 5, 10])
 def test_a_comparison_detects_the_detectable_difference_in_four_of_five_cases(processes):
     deviation = 0.03
-    ratio = variance.detectable_ratio(Component(variance=deviation**2, degrees=9), processes)
+    ratio = moderated.detectable_ratio(Component(variance=deviation**2, degrees=9), processes)
     generator = np.random.default_rng(3)
     one = generator.normal(0, deviation, (20_000, processes))
     other = generator.normal(math.log1p(ratio), deviation, (20_000, processes))
@@ -27,7 +27,7 @@ def processes_with(*, zeros):
     generator = np.random.default_rng(7)
     samples = [level * np.exp(generator.normal(0, 0.01, 100)) for level in (1.0, 1.1, 1.2)]
     samples[1][:zeros] = 0.0
-    return variance.combined([blockwise.summarise([one]) for one in samples], samples).summary, samples
+    return moderated.combined([blockwise.summarise([one]) for one in samples], samples).summary, samples
 
 
 def test_a_process_with_a_call_of_0_counts_as_the_others_do():
@@ -51,7 +51,7 @@ def test_a_process_whose_median_is_0_does_not_leave_the_first_process_alone(zero
 
 def test_a_constant_process_counts_as_the_others_do():
     samples = [np.full(100, 1.0), 1.1 * np.exp(np.random.default_rng(7).normal(0, 0.01, 100))]
-    found = variance.combined([blockwise.summarise([one]) for one in samples], samples).summary
+    found = moderated.combined([blockwise.summarise([one]) for one in samples], samples).summary
     assert found.n == 200
     assert found.median.value == pytest.approx(math.sqrt(1.1), rel=0.01)
 
@@ -65,7 +65,7 @@ def far_apart():
 
 def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_demand():
     summaries, samples = far_apart()
-    found = variance.combined(summaries, samples).summary.percentiles[95]
+    found = moderated.combined(summaries, samples).summary.percentiles[95]
     demanded = geometric_mean([one.percentiles[95].value for one in summaries])
     assert math.log(found.high / found.value) == pytest.approx(math.log(demanded.high / demanded.value))
     assert math.log(found.value / found.low) == pytest.approx(math.log(demanded.value / demanded.low))
@@ -76,10 +76,12 @@ def test_a_percentile_does_not_reach_below_the_median_nor_a_low_one_above_it():
     samples = [1e-3 * np.exp(generator.normal(0.0, 0.01, 400)) for _ in range(3)]
     for one, share in zip(samples, (1.1, 1.6, 3.0), strict=True):
         one[::10] *= share  # the tails of the processes differ, their medians do not
-    found = variance.combined([blockwise.summarise([one], percentiles=(5, 50, 95)) for one in samples], samples).summary
+    found = moderated.combined(
+        [blockwise.summarise([one], percentiles=(5, 50, 95)) for one in samples], samples
+    ).summary
     assert found.percentiles[95].low == found.median.low < found.percentiles[95].value
     mirrored = [1e-6 / one for one in samples]
-    found = variance.combined(
+    found = moderated.combined(
         [blockwise.summarise([one], percentiles=(5, 50, 95)) for one in mirrored], mirrored
     ).summary
     assert found.percentiles[5].high == found.median.high > found.percentiles[5].value

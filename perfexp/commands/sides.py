@@ -119,7 +119,8 @@ def _within(folder: Path) -> list[Side]:
             if not group.timed:
                 echo(f"left out, without a timed point: {group.name} of {folder}", err=True)
     if len(groups) < 2:
-        axes = " and ".join(every[0].varying) if len(every) == 1 else ""
+        varying = [axis for axis in every[0].runs[0][0].axes if axis not in every[0].axes]
+        axes = " and ".join(varying) if len(every) == 1 else ""
         raise UserError(
             f"{folder} is one side only: its runs differ in {axes} alone, and only equal points are compared. "
             "Sweep over something else as well, such as model=A,B, or name two sides: perfexp compare A B."

@@ -26,7 +26,8 @@ from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
 #: Times that decide and verdicts, in a sentence.
 _IN_WORDS = {name: TIMES[name].caption for name in DEVICE_TIMES} | {"throughput": "time per sample"}
-_ADVERBS = {Verdict.SAME: "the same", Verdict.NOT_COMPARABLE: "not comparable", Verdict.UNDECIDED: "undecided"}
+#: Verdicts with a direction.
+_DECIDED = (Verdict.BETTER, Verdict.WORSE)
 #: Ratios of two devices, in words.
 _DEVICE_RATIOS = {
     "speedup": "speedup",
@@ -34,24 +35,17 @@ _DEVICE_RATIOS = {
     "memory_efficiency": "memory efficiency (samples/s per byte of peak memory)",
 }
 _NEW_RUN = "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
-#: Symbol of each verdict, since color alone does not show it.
-SYMBOLS = {
-    Verdict.BETTER: "▲",
-    Verdict.WORSE: "▼",
-    Verdict.SAME: "=",
-    Verdict.UNDECIDED: "?",
-    Verdict.NOT_COMPARABLE: "✕",
-}
-#: Style of each verdict on a terminal, by the names of rich.
-_STYLES = {
-    Verdict.BETTER: "green",
-    Verdict.WORSE: "red",
-    Verdict.SAME: "blue",
-    Verdict.UNDECIDED: "yellow",
-    Verdict.NOT_COMPARABLE: "magenta",
+#: Symbol of each verdict, since color alone does not show it, and its style on a terminal, by the names of rich.
+MARKS = {
+    Verdict.BETTER: ("▲", "green"),
+    Verdict.WORSE: ("▼", "red"),
+    Verdict.SAME: ("=", "blue"),
+    Verdict.UNDECIDED: ("?", "yellow"),
+    Verdict.NOT_COMPARABLE: ("✕", "magenta"),
 }
 _FORMATS: dict[str, Callable[[float, int], str]] = {
     "seconds": units.format_seconds,
+    "bytes": lambda value, _: units.format_bytes(value),
     "joules": lambda value, digits: f"{units.digits(value, digits)} J",
     "cycles": lambda value, digits: f"{units.digits(1e-6 * value, digits)} M",
 }
@@ -156,7 +150,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
         Column(baseline, (_own(pair.baseline, pair.unit, pair.estimated[0]) for pair in pairs), rank=2),
         Column(side.name, (_own(pair.other, pair.unit, pair.estimated[1]) for pair in pairs), rank=1),
         Column(f"{side.name}/{baseline}", map(ratio_of, pairs)),
-        Column("verdict", map(verdict_of, pairs), prose=True, styles=[_STYLES[pair.verdict] for pair in pairs]),
+        Column("verdict", map(verdict_of, pairs), prose=True, styles=[MARKS[pair.verdict][1] for pair in pairs]),
         *([Column("+N", further, rank=3)] if any(further) else []),
     ]
     notes = [
@@ -260,7 +254,7 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
             f"UNDECIDED with {_counted(fewest)} of each side: intervals need "
             f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
         )
-    deciding = _deciding(side, pairs)
+    deciding = [] if side.decided_by is None else _deciding(side, pairs)
     names = ", ".join(dict.fromkeys(pair.measure for pair in deciding))
     if deciding and all(pair.verdict is not Verdict.UNDECIDED for pair in deciding):
         return f"UNDECIDED: perfexp ab ended when {names} was decided; {_NEW_RUN}"
@@ -271,9 +265,9 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
 
 
 def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
-    """The pairs that end `perfexp ab`; none if that is unknown, or not all of them are among these pairs."""
+    """The pairs that decide: those that end `perfexp ab`, or the first time; none if not all of them are here."""
     if not side.decided_by:
-        return [] if side.decided_by is None else decisive([pair for pair in pairs if pair.measure in DECISIVE])
+        return decisive([pair for pair in pairs if pair.measure in DECISIVE])
     found = [pair for pair in pairs if pair.measure in side.decided_by]
     return found if {pair.measure for pair in found} == {*side.decided_by} else []
 
@@ -299,7 +293,7 @@ def _inverse(ratio: Interval) -> Interval:
 
 def verdict_of(pair: Compared) -> str:
     """The verdict of a pair with its symbol."""
-    return f"{SYMBOLS[pair.verdict]} {pair.word}"
+    return f"{MARKS[pair.verdict][0]} {pair.word}"
 
 
 def confounders(side: SideFacts) -> list[str]:
@@ -365,8 +359,8 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
     shares = {}
     for measure in _EXPLAINED:
         for pair in comparison.pairs:
-            is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
-            if (pair.side, pair.measure) == (side.name, measure) and pair.point in sums and is_decided:
+            is_explained = pair.point in sums and pair.verdict in _DECIDED
+            if (pair.side, pair.measure) == (side.name, measure) and is_explained:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
     return [_READ_LAYERS] * bool(sums) + [
         f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
@@ -390,10 +384,9 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
-    """The pairs of the measure that decides; of the first one that was compared where it is not among them."""
+    """The pairs that decide; those of the first measure where the user chose others."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
-    times = [pair for pair in pairs if pair.measure in DECISIVE]
-    return _deciding(side, pairs) or decisive(times) or [pair for pair in pairs if pair.measure == pairs[0].measure]
+    return _deciding(side, pairs) or [pair for pair in pairs if pair.measure == pairs[0].measure]
 
 
 def _answer(comparison: Comparison, side: SideFacts) -> str:
@@ -403,14 +396,19 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
         return f"{side.name} and {one} have no figure in common"
     names = ", ".join(dict.fromkeys(_IN_WORDS.get(pair.measure, pair.measure) for pair in deciding))
     if len(deciding) > 1:
-        counts = Counter(_ADVERBS.get(pair.verdict, pair.word.lower()) for pair in deciding)
+        counts = Counter(pair.word.lower() for pair in deciding)
         words = ", ".join(f"{word} at {count}" for word, count in counts.most_common())
         means = [mean for mean in comparison.means if (mean.side, mean.measure) == (side.name, deciding[0].measure)]
         mean = "".join(f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1)
         return f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean})"
     [pair] = deciding
     others = [each for each in comparison.pairs if each.side == side.name and each is not pair]
-    known = [f"{each.measure} {_brief(each)}" for each in others if _brief(each) and each.measure != "cycles"]
+    known = []
+    for each in others:
+        if each.ratio and each.measure != "cycles" and each.verdict in (*_DECIDED, Verdict.SAME):
+            known.append(
+                f"{each.measure} {'the same' if each.verdict is Verdict.SAME else f'{units.digits(each.ratio)}×'}"
+            )
     return "; ".join(filter(None, (_of_pair(comparison, side, pair, names), ", ".join(known))))
 
 
@@ -420,7 +418,7 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
     if pair.verdict is Verdict.NOT_COMPARABLE:
         why = [line for line in confounders(side) if line.partition(":")[0] in pair.confounders]
         return f"{two} cannot be compared with {one}: {'; '.join(why)}"
-    is_decided = pair.verdict in (Verdict.BETTER, Verdict.WORSE)
+    is_decided = pair.verdict in _DECIDED
     if is_decided and MEASURES[pair.measure].better != "FASTER":
         before, now = (figure(value, pair.unit) for value in (pair.baseline, pair.other))
         return f"{names} of {two} is {pair.word.lower()}: {now} against {before}"
@@ -435,13 +433,6 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
         answer = f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
     width = ratio_text(ratio).partition(" ")[2].strip("()") if ratio and ratio.low is not None else ""
     return f"{answer} ({', '.join(filter(None, (width, names)))})"
-
-
-def _brief(pair: Compared) -> str:
-    """A decided ratio in a word; empty if it is open."""
-    if pair.verdict is Verdict.SAME:
-        return "the same"
-    return f"{units.digits(pair.ratio)}×" if pair.verdict in (Verdict.BETTER, Verdict.WORSE) and pair.ratio else ""
 
 
 def _would_decide(side: SideFacts, pair: Compared) -> str:
@@ -512,8 +503,6 @@ def ratio_text(ratio: Interval) -> str:
 
 def figure(value: float, unit: str) -> str:
     """A figure with its unit."""
-    if unit == "bytes":
-        return units.format_bytes(value)
     if unit in _FORMATS:
         return _FORMATS[unit](value, _DIGITS)
     return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")

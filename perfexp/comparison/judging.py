@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -167,7 +168,8 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         differences = dict.fromkeys(one for pair in pairs if pair.side == other.name for one in pair.differences)
         level = ALPHA if matching.level is None else matching.level
         facts.append(msgspec.structs.replace(other.facts, differences=tuple(differences), level=level))
-    alone = [_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone]
+    alone = [one for _, matching in matched for one in matching.alone]
+    alone += [one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings)]
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
@@ -176,8 +178,8 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         constant=_constant(every, names),
         sides=tuple(facts),
         pairs=tuple(sorted(compared, key=_order(compared))),
-        means=tuple(_means(pairs)),
-        alone=(*alone, *(one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings))),
+        means=tuple(_means(compared)),
+        alone=tuple(alone),
         layers=tuple(line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))),
         devices=tuple(device_summaries(facts, compared)),
     )
@@ -206,13 +208,10 @@ def _measures_alone(baseline: str, pair: _Pair, names: Sequence[str], settings: 
         if (measure in one.figures) is (measure in two.figures):
             continue
         side, against, lacking = (baseline, pair.side, two) if measure in one.figures else (pair.side, baseline, one)
-        if measure == GRAPH and "device" in pair.drafts and not _tried_graph(lacking):
+        tried = (point.metric(f"{GRAPH}_seconds") for point in lacking.points if point.key == lacking.key)
+        if measure == GRAPH and "device" in pair.drafts and not any(tried):
             continue  # which points it is measured at depends on the others of the run
         yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
-
-
-def _tried_graph(one: Measurement) -> bool:
-    return any(point.metric(f"{GRAPH}_seconds") for point in one.points if point.key == one.key)
 
 
 def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
@@ -249,7 +248,7 @@ def _judge_exact(draft: _Draft, margin: float) -> None:
 
 def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
     measure, ratio, point = MEASURES[draft.measure], draft.ratio, pair.points[0]
-    interval = ratio.interval_at(draft.level) if ratio else None
+    interval = ratio.interval(draft.level) if ratio else None
     baseline, other = draft.figures
     processes = len(baseline.values), len(other.values)
     further = None
@@ -298,24 +297,35 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
     return place
 
 
-def _means(pairs: Sequence[_Pair]) -> Iterator[Mean]:
-    """The geometric means of measures with several comparable pairs of one phase, if all of them have a ratio."""
-    groups: dict[tuple[str, str, str], list[tuple[str, LogRatio | None]]] = {}
+def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list[Compared]]]:
+    """The figures that can be compared, by side and phase, and by measure."""
+    groups: dict[tuple[str, str], dict[str, list[Compared]]] = {}
     for pair in pairs:
-        for measure, draft in pair.drafts.items():
-            if draft.is_comparable:
-                place = pair.side, pair.points[0].key.phase, measure
-                groups.setdefault(place, []).append((pair.points[0].features["model"], draft.ratio))
-    for (side, phase, measure), group in groups.items():
-        clusters: dict[str, list[float]] = {}
-        for model, ratio in group:
-            if ratio:
-                clusters.setdefault(model, []).append(ratio.value)
-        if sum(map(len, clusters.values())) == len(group) > 1:
-            mean = ratios.geometric_mean(clusters)
-            low, high = mean.low, mean.high
-            counts = {"pairs": len(group), "models": len(clusters)}
-            yield Mean(side=side, phase=phase, measure=measure, ratio=mean.value, low=low, high=high, **counts)
+        if pair.verdict is not Verdict.NOT_COMPARABLE:
+            groups.setdefault((pair.side, pair.key.phase), {}).setdefault(pair.measure, []).append(pair)
+    return groups
+
+
+def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
+    """The geometric means of measures with several comparable pairs of one phase, if all of them have a ratio."""
+    for (side, phase), measures in _by_phase(pairs).items():
+        for measure, group in measures.items():
+            clusters: dict[str, list[float]] = {}
+            for pair in group:
+                if pair.ratio:
+                    clusters.setdefault(pair.model, []).append(math.log(pair.ratio))
+            if sum(map(len, clusters.values())) == len(group) > 1:
+                mean = ratios.geometric_mean(clusters)
+                yield Mean(
+                    side=side,
+                    phase=phase,
+                    measure=measure,
+                    ratio=mean.value,
+                    low=mean.low,
+                    high=mean.high,
+                    pairs=len(group),
+                    models=len(clusters),
+                )
 
 
 def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
@@ -361,33 +371,28 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
 
 def device_summaries(sides: Sequence[SideFacts], pairs: Sequence[Compared]) -> Iterator[DeviceSummary]:
     """A summary of each phase of each side whose subject is the device."""
-    for side in sides:
-        if any(one.key == "device" for one in side.differences):
-            comparable = [pair for pair in pairs if pair.side == side.name and pair.verdict != Verdict.NOT_COMPARABLE]
-            for phase in dict.fromkeys(pair.key.phase for pair in comparable):
-                yield _device_summary(side.name, phase, [pair for pair in comparable if pair.key.phase == phase])
-
-
-def _device_summary(side: str, phase: str, pairs: Sequence[Compared]) -> DeviceSummary:
-    of_measures: dict[str, list[float]] = {}
-    for pair in pairs:
-        if pair.ratio:
-            of_measures.setdefault(pair.measure, []).append(pair.ratio)
-    means = {measure: statistics.geometric_mean(values) for measure, values in of_measures.items()}
-    time = next((name for name in DECISIVE[:-1] if name in means), "")
-    rate, memory = means.get("throughput"), means.get("memory")
-    accuracies = [pair.other - pair.baseline for pair in pairs if pair.measure == "accuracy"]
-    parts = {"speedup": {time}, "throughput_ratio": {"throughput"}, "memory_efficiency": {"throughput", "memory"}}
-    undecided = {pair.measure for pair in pairs if pair.verdict == Verdict.UNDECIDED}
-    return DeviceSummary(
-        side=side,
-        phase=phase,
-        speedup=1 / means[time] if time else None,
-        throughput_ratio=rate,
-        memory_efficiency=rate / memory if rate and memory else None,
-        accuracy_difference=sum(accuracies) / len(accuracies) if accuracies else None,
-        undecided=tuple(name for name, measures in parts.items() if measures & undecided),
-    )
+    devices = {side.name for side in sides if any(one.key == "device" for one in side.differences)}
+    for (side, phase), measures in _by_phase(pairs).items():
+        if side not in devices:
+            continue
+        known = {name: [pair.ratio for pair in group if pair.ratio] for name, group in measures.items()}
+        means = {name: statistics.geometric_mean(values) for name, values in known.items() if values}
+        time = next((name for name in DECISIVE[:-1] if name in means), "")
+        rate, memory = means.get("throughput"), means.get("memory")
+        accuracies = [pair.other - pair.baseline for pair in measures.get("accuracy", ())]
+        parts = {"speedup": {time}, "throughput_ratio": {"throughput"}, "memory_efficiency": {"throughput", "memory"}}
+        undecided = {
+            name for name, group in measures.items() if any(pair.verdict is Verdict.UNDECIDED for pair in group)
+        }
+        yield DeviceSummary(
+            side=side,
+            phase=phase,
+            speedup=1 / means[time] if time else None,
+            throughput_ratio=rate,
+            memory_efficiency=rate / memory if rate and memory else None,
+            accuracy_difference=statistics.fmean(accuracies) if accuracies else None,
+            undecided=tuple(name for name, needed in parts.items() if needed & undecided),
+        )
 
 
 def decisive(pairs: Sequence[Compared]) -> list[Compared]:
@@ -407,13 +412,6 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     devices = common_device(one.record.environment for one in every) if "device" not in same else None
     ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
     return " on ".join(filter(None, (words, devices))) + ranks
-
-
-def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement, Status | None]) -> Alone:
-    name, one, missing = alone
-    names = [name for name in (*one.features, *KEY_FIELDS) if name not in matching.subject]
-    against = other.name if name == baseline.name else baseline.name
-    return Alone(side=name, point=pairing.label(one, names), against=against, status=missing)
 
 
 def _refuse_same_runs(sides: Sequence[Side]) -> None:

@@ -38,9 +38,9 @@ def machine_of(records: Sequence[Record]) -> str:
 def find(folder: Path, name: str | None = None) -> list[Path]:
     """Return the folders of the baselines, or of those with a name, machine by machine."""
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    places = [place for place in sorted(folder.glob(pattern)) if place.name[0] != "."]
-    is_linked = {place: place.is_symlink() or place.parent.is_symlink() for place in places}
-    return [place for place in places if not is_linked[place] and any(place.glob(f"*/{_RECORD}"))]
+    places = sorted(place for place in folder.glob(pattern) if place.name[0] != ".")
+    own = (place for place in places if not (place.is_symlink() or place.parent.is_symlink()))
+    return [place for place in own if any(place.glob(f"*/{_RECORD}"))]
 
 
 def read(place: Path) -> list[Record]:

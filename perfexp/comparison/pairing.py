@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp.comparison.document import SideFacts
+from perfexp.comparison.document import Alone, SideFacts
 from perfexp.comparison.measures import repeats
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
@@ -93,14 +93,12 @@ class Matching:
     """Points of a baseline and another side that belong together.
 
     Attributes:
-        subject: names of the features that no two points of both sides share.
         pairs: baseline and other side of each pair.
-        alone: points that only one side measured: that side's name, the point, and the other side's status if it tried.
+        alone: points that only one side measured, with the other side's status if it tried.
     """
 
-    subject: tuple[str, ...]
     pairs: tuple[tuple[Measurement, Measurement], ...]
-    alone: tuple[tuple[str, Measurement, Status | None], ...]
+    alone: tuple[Alone, ...]
 
     @property
     def level(self) -> float | None:
@@ -109,7 +107,7 @@ class Matching:
         if not all(one and other and one.uid == other.uid for one, other in sweeps):
             return None
         levels = {sweep.level for pair in sweeps for sweep in pair if sweep}
-        return min((level for level in levels if level is not None), default=None) if None not in levels else None
+        return None if None in levels else min(level for level in levels if level is not None)
 
 
 def match(baseline: Side, other: Side) -> Matching:
@@ -122,20 +120,22 @@ def match(baseline: Side, other: Side) -> Matching:
         UserError: a side has several points of one identity.
     """
     names = dict.fromkeys(name for side in (baseline, other) for one in side.measurements for name in one.features)
-    subject_names = tuple(name for name in names if not baseline.features(name) & other.features(name))
+    subject_names = [name for name in names if not baseline.features(name) & other.features(name)]
     identity = [name for name in names if name not in subject_names]
     sides = [_by_place(side, identity) for side in (baseline, other)]
     pairs, alone = [], []
     for place in dict.fromkeys((*sides[0], *sides[1])):
-        found = [side.get(place) for side in sides]
-        measured = [one for one in found if one and one.status is Status.OK]
-        if len(measured) == len(found):
+        one, two = (side.get(place) for side in sides)
+        measured = [point for point in (one, two) if point and point.status is Status.OK]
+        if len(measured) == 2:
             pairs.append((measured[0], measured[1]))
-        else:
-            missing = next((one.status for one in found if one and one not in measured), None)
-            named = zip((baseline.name, other.name), found, strict=True)
-            alone += [(name, one, missing) for name, one in named if one and one in measured]
-    return Matching(subject=subject_names, pairs=tuple(pairs), alone=tuple(alone))
+        elif measured:
+            [point] = measured
+            shown = [name for name in (*point.features, *KEY_FIELDS) if name not in subject_names]
+            side, against, other_point = (baseline, other, two) if point is one else (other, baseline, one)
+            status = other_point.status if other_point else None
+            alone.append(Alone(side=side.name, point=label(point, shown), against=against.name, status=status))
+    return Matching(pairs=tuple(pairs), alone=tuple(alone))
 
 
 def varying(measurements: Iterable[Measurement]) -> list[str]:
@@ -244,12 +244,6 @@ class Group:
         if len(self.runs) == 1:
             return f"run {self.number}"
         return ", ".join(f"{axis}={value}" for axis, value in self.axes.items())
-
-    @property
-    def varying(self) -> list[str]:
-        """The axes in which its runs differ."""
-        every = [child.axes for child, _ in self.runs]
-        return [axis for axis in every[0] if len({axes.get(axis) for axes in every}) > 1]
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:

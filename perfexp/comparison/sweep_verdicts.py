@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from perfexp.comparison import comparison_table, judging, pairing
-from perfexp.comparison.comparison_table import SYMBOLS
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import DECISIVE, Settings, decisive
 from perfexp.comparison.pairing import Group, Side
@@ -32,8 +31,6 @@ class SweepVerdicts:
     """What the comparison of a sweep's runs shows.
 
     Attributes:
-        baseline: number of the first run of the group that the others are compared with; None if no two groups have a
-            point in common.
         title: title of the ratios: the time that is compared and the baseline, `device / run 0`, or
             `device / model=resnet50` of several runs.
         ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
@@ -42,7 +39,6 @@ class SweepVerdicts:
         fastest: a line for each group that is the fastest at some of several points, or why none was compared.
     """
 
-    baseline: int | None = None
     title: str = ""
     ratios: dict[tuple[int, str], str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -85,7 +81,7 @@ class _Contest:
 
     Attributes:
         wanted: value of `compare.baseline`; None without it.
-        first: the group that it names, without it the first one; None without such a group.
+        first: the group that it names, without it the first one; empty without such a group.
         models: model of each group; empty texts unless several groups have one of several models.
         points: groups that measured each point, with the number of the run that did, by model and point.
     """
@@ -96,8 +92,8 @@ class _Contest:
         self.sides = {name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()}
         wanted = (fact_at(one.plan, "compare.baseline") for one in records)
         self.wanted = next((str(name) for name in wanted if name is not None), None)
-        named = (name for name, group in self.groups.items() if self.wanted is None or self.wanted in _names(group))
-        self.first = next(named, None)
+        named = (name for name, group in self.groups.items() if self.wanted is None or _is_named(group, self.wanted))
+        self.first = next(named, "")
         self.models = {name: side.measurements[0].features["model"] for name, side in self.sides.items()}
         counts = Counter(self.models.values())
         if len(counts) < 2 or max(counts.values()) < 2:
@@ -132,26 +128,25 @@ class _Contest:
             self._known[baseline] = (found.pairs if found else ()), level
         return self._known[baseline]
 
-    def at(self, place: Key, members: Collection[str], baseline: str | None = None) -> tuple[str, list[Compared]]:
+    def at(self, place: Key, members: Collection[str], baseline: str = "") -> tuple[str, list[Compared]]:
         """A baseline of some groups, that of the sweep or the first one, and the times of the others at a point."""
-        if baseline is None:
-            baseline = self.first if self.first in members else next(iter(members))
-        pairs = self.against(baseline or "")[0]
-        return baseline or "", [one for one in pairs if one.side in members and _place(one.key) == place]
+        baseline = baseline or (self.first if self.first in members else next(iter(members)))
+        pairs = self.against(baseline)[0]
+        return baseline, [one for one in pairs if one.side in members and _place(one.key) == place]
 
 
-def _names(group: Group) -> set[str]:
-    """Names in `compare.baseline`: the number of a run, a value of its axes, or an axis with its value."""
-    found = {str(child.job) for child, _ in group.runs}
-    for child, _ in group.runs:
-        found |= {*child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items())}
-    return found
+def _is_named(group: Group, wanted: str) -> bool:
+    """Whether `compare.baseline` is the number of one of its runs, a value of its axes, or an axis with its value."""
+    return any(
+        wanted in (str(child.job), *child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items()))
+        for child, _ in group.runs
+    )
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured."""
     contest = _Contest(sweep, records)
-    if contest.first is None:
+    if not contest.first:
         unknown = f"compare.baseline={contest.wanted}: no timed run has this name"
         return SweepVerdicts(fastest=[unknown] if contest.groups else [])
     every, level = contest.against(contest.first)
@@ -173,7 +168,6 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     if timed - by_run.keys():
         notes.append(f"no {title}: the baseline has no time of the same phase, size and batch")
     return SweepVerdicts(
-        baseline=baseline.number,
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
         notes=[*notes, *_other_verdicts(deciding, every)],
@@ -277,7 +271,9 @@ def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter(pair.verdict for pair in pairs)
-    return ", ".join(f"{counts[verdict]} {SYMBOLS[verdict]}" for verdict in Verdict if counts[verdict])
+    return ", ".join(
+        f"{counts[verdict]} {comparison_table.MARKS[verdict][0]}" for verdict in Verdict if counts[verdict]
+    )
 
 
 def ratio_of_times(pair: Compared) -> str:

@@ -36,9 +36,8 @@ from perfexp.records.record import (
 )
 from perfexp.statistics import blockwise, estimators
 from perfexp.statistics.distributions import Z95
-from perfexp.statistics.moderated import Repeats, around
+from perfexp.statistics.moderated import Repeats, around, combined
 from perfexp.statistics.prior import Prior
-from perfexp.statistics.variance import combined
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")

@@ -32,12 +32,7 @@ class LogRatio:
     error: float | None = None
     degrees: float = MOST_DEGREES
 
-    @property
-    def interval(self) -> Interval:
-        """The ratio with its 95 % interval."""
-        return self.interval_at(ALPHA)
-
-    def interval_at(self, level: float) -> Interval:
+    def interval(self, level: float = ALPHA) -> Interval:
         """The ratio with the interval that misses it with this probability."""
         ratio = math.exp(self.value)
         if self.error is None:

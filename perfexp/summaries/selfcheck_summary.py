@@ -10,7 +10,7 @@ from perfexp.records.point_times import blocks_of
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key, Record, Series
 from perfexp.records.summary import series_of_processes
-from perfexp.statistics import blockwise, variance
+from perfexp.statistics import blockwise, moderated
 from perfexp.statistics.moderated import Component, Repeats, pooled
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.wording import percent
@@ -46,7 +46,7 @@ class Spread:
             "cv_interval": [interval.low, interval.high],
             "variance": self.component.variance,
             "degrees": self.component.degrees,
-            "detectable": {str(count): variance.detectable_ratio(self.component, count) for count in _PROCESSES},
+            "detectable": {str(count): moderated.detectable_ratio(self.component, count) for count in _PROCESSES},
         }
 
 
@@ -73,7 +73,7 @@ def sentence(known: Sequence[Spread]) -> str:
     pooled_of = {time: pooled(components) for time, components in groups.items()}
     count = _PROCESSES[1]
     varies = _listed([f"{time} by {percent(component.spread)}" for time, component in pooled_of.items()])
-    shows = _listed([percent(variance.detectable_ratio(component, count)) for component in pooled_of.values()])
+    shows = _listed([percent(moderated.detectable_ratio(component, count)) for component in pooled_of.values()])
     return (
         f"On this machine, {varies.replace(' by ', ' varies by ', 1)} between processes; "
         f"{count} processes each show differences from {shows}."
@@ -95,7 +95,7 @@ def grid(known: Sequence[Spread]) -> Grid:
             Column("CV", _percents(one.component.spread for one in known)),
             Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
             *(
-                Column(f"{count} show", _percents(variance.detectable_ratio(one.component, count) for one in known))
+                Column(f"{count} show", _percents(moderated.detectable_ratio(one.component, count) for one in known))
                 for count in _PROCESSES
             ),
         ]

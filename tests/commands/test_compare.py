@@ -371,7 +371,7 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
 def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, capsys, tmp_path):
     one, other = made([FLAT] * 2), made([FLAT] * 2, seed=1)
     one.points[0].doubts += [
-        diagnostics.make("drift", relative=0.05, changes="the median moved by +5.0 %"),
+        diagnostics.make("drift", relative=0.05, changes="the median moved"),
         diagnostics.make("simulated"),
     ]
     for point in other.points:
