@@ -19,6 +19,7 @@ from perfexp.cluster import job_states, slurm
 from perfexp.cluster.job_states import SubmittedRun
 from perfexp.errors import UserError
 from perfexp.models.weights import read_content
+from perfexp.records import quantities
 from perfexp.records import record as records
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Metric, Record, Status, read_points
@@ -100,7 +101,8 @@ def test_points_of_a_record_are_few_and_in_their_units(change, why):
 
 
 def test_a_custom_metric_has_any_unit():
-    assert Metric(name="custom/queue_seconds", value=1.0, unit="1").own_unit == "1"
+    metric = Metric(name="custom/queue_seconds", value=1.0, unit="1")
+    assert quantities.of(metric).unit == "1"
 
 
 def test_samples_of_a_record_and_of_its_points_are_limited(monkeypatch, tmp_path):
