@@ -449,6 +449,11 @@ def answer(*factors, **settings):
             [[1.0, 1.0, 1.0], [0.5, 0.5, 1.0]],
             r"B against A: faster at 2, same at 1 of 3 points \(GPU time; geometric mean 0\.630×\)",
         ),
+        (
+            [[1.0, 1.0], [1.01, 2.0]],
+            r"B against A: (undecided|slower) at 1, (undecided|slower) at 1 of 2 points "
+            r"\(GPU time; geometric mean 1\.42×\); a wider --margin may decide",
+        ),
         ([[1.0], [0.9], [0.5]], r"largest gain of 2 sides: C is 2\.00× faster than A \(.*\)"),
         ([[1.0], [1.0], [2.0]], "none of 2 sides is shown to be better than A at all points"),
     ],
@@ -465,6 +470,14 @@ def test_the_answer_names_other_figures_and_those_that_were_chosen():
     assert comparison_table.conclusion(compare(*sides)).endswith("GPU time); memory 0.500×")
     of_memory = comparison_table.conclusion(compare(*sides, measures=["memory"]))
     assert of_memory == "memory of B is less: 512 MiB against 1024 MiB"
+
+
+def test_an_accuracy_of_0_is_answered_without_a_ratio():
+    sides = [with_metric(named(name), "accuracy", [share]) for name, share in (("a", 0.0), ("b", 0.5), ("c", 0.6))]
+    of_one = comparison_table.conclusion(compare(*sides[:2], measures=["accuracy"]))
+    assert of_one == "accuracy of B is higher: 0.5000 against 0"
+    of_several = comparison_table.conclusion(compare(*sides, measures=["accuracy"]))
+    assert of_several == "none of 2 sides is shown to be better than A at all points"
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,9 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
 def in_words(summary: DeviceSummary) -> str:
     """A summary in one line; ≈ stands before a ratio that is undecided."""
     texts = []
-    for name, value in msgspec.structs.asdict(summary).items():
-        if name in _DEVICE_RATIOS and value is not None:
-            texts.append(f"{_DEVICE_RATIOS[name]} {'≈ ' * (name in summary.undecided)}{value:.3f}")
+    for name, word in _DEVICE_RATIOS.items():
+        if (value := getattr(summary, name)) is not None:
+            texts.append(f"{word} {'≈ ' * (name in summary.undecided)}{value:.3f}")
     if summary.accuracy_difference is not None:
         texts.append(f"accuracy {100 * summary.accuracy_difference:+.2f} percentage points")
     return f"{summary.phase}: {', '.join(texts)}"
@@ -376,7 +376,7 @@ def conclusion(comparison: Comparison) -> str:
     gains = {}
     for side in sides:
         deciding = _deciding_or_first(comparison, side)
-        if {pair.verdict for pair in deciding} == {Verdict.BETTER}:
+        if deciding and all(pair.verdict is Verdict.BETTER and pair.ratio for pair in deciding):
             gains[side] = geometric_mean(time_ratio(pair).value for pair in deciding)
     if not gains:
         return f"none of {len(sides)} sides is shown to be better than {baseline.name} at all points"
@@ -400,7 +400,10 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
         words = ", ".join(f"{word} at {count}" for word, count in counts.most_common())
         means = [mean for mean in comparison.means if (mean.side, mean.measure) == (side.name, deciding[0].measure)]
         mean = "".join(f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1)
-        return f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean})"
+        undecided = [pair for pair in deciding if pair.verdict is Verdict.UNDECIDED]
+        most = max(undecided, key=lambda pair: pair.further_processes or 0, default=None)
+        remedy = f"; {_would_decide(side, most)}" if most else ""
+        return f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean}){remedy}"
     [pair] = deciding
     others = [each for each in comparison.pairs if each.side == side.name and each is not pair]
     known = []

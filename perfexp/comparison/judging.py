@@ -94,8 +94,8 @@ class _Draft:
         """P-values of a difference beyond and within a margin, in units in which 5 % is the level of the verdict."""
         if not self.level or not self.ratio:
             return 1.0, 1.0
-        beyond, within = self.ratio.p_beyond(margin), self.ratio.p_within(margin)
-        return min(1.0, ALPHA / self.level * beyond), min(1.0, ALPHA / self.level * within)
+        scale = ALPHA / self.level
+        return min(1.0, scale * self.ratio.p_beyond(margin)), min(1.0, scale * self.ratio.p_within(margin))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,10 +99,9 @@ def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
     Benjamini and Hochberg, "Controlling the false discovery rate" (1995); valid for independent and for positively
     dependent tests, such as points of the same runs.
     """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    most = max((rank for rank, index in enumerate(order, 1) if p_values[index] <= rate * rank / len(order)), default=0)
-    rejected = set(order[:most])
-    return [index in rejected for index in range(len(p_values))]
+    ranked = enumerate(sorted(p_values), 1)
+    largest = max((p for rank, p in ranked if p <= rate * rank / len(p_values)), default=-1.0)
+    return [p <= largest for p in p_values]
 
 
 def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
