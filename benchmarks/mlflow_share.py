@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -38,10 +38,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.main import main as command
-from perfexp.records.record import Point
+from perfexp.records.record import Point, Record
 from perfexp.statistics.distributions import student95
 from perfexp.tracking import mlflow_sink
-from perfexp.tracking.live import Follower
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 RUN = ("model=resnet18", "input_size=96", "stopping.target=0.000001", "stopping.max_seconds=52", "output_dir=run")
 #: A training with short epochs of a small network; its epochs are more than it makes in the time.
@@ -85,20 +85,20 @@ class Finished(KeyboardInterrupt):
     """The time of a repetition is over; the command ends as by Ctrl-C."""
 
 
-class Alternating(Follower):
-    """Sends epochs in every other block only; the last blocks remain in `blocks` of the class."""
+class Alternating:
+    """Passes epochs on in every other block only; the last blocks remain in `blocks` of the class."""
 
     length, limit = 20.0, 240.0
     blocks: ClassVar[list[Block]] = []
     server = 0
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self, follow: Callable[[Point], None]) -> None:
+        self._follow = follow
         self._begin = self._last_epoch = time.monotonic()
         type(self).blocks = [Block(is_live=True)]
         self._computed = self._cpu_seconds()
 
-    def add(self, point: Point) -> None:
+    def __call__(self, point: Point) -> None:
         now, block = time.monotonic(), self.blocks[-1]
         block.seconds += now - self._last_epoch
         block.epochs += 1
@@ -107,23 +107,11 @@ class Alternating(Follower):
             number = len(self.blocks)  # the first block, live as well, does not count
             computed, self._computed = self._computed, self._cpu_seconds()
             block.computing = self._computed - computed
-            with self._changed:
-                self.blocks.append(Block(is_live=number % 4 in (1, 0)))
-        super().add(point)
+            self.blocks.append(Block(is_live=number % 4 in (1, 0)))
+        if self.blocks[-1].is_live:
+            self._follow(point)
         if now - self._begin >= self.limit:
             raise Finished
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait as the follower does, by the time of the blocks in which epochs are sent."""
-        with self._changed:
-            end = self._live_seconds + seconds
-            self._changed.wait_for(
-                lambda: (
-                    self._is_over
-                    or (self.blocks[-1].is_live and self._live_seconds >= end and self._last > self._last_sent)
-                )
-            )
-            return not self._is_over
 
     def _cpu_seconds(self) -> float:
         """CPU time of this process, the sending process, and the server with its workers."""
@@ -132,9 +120,15 @@ class Alternating(Follower):
         processes += [psutil.Process(sender.process.pid)] if (sender := mlflow_sink._sender) else []
         return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
-    @property
-    def _live_seconds(self) -> float:
-        return sum(block.seconds for block in self.blocks if block.is_live)
+
+_FOLLOWING = MlflowSink.following
+
+
+@contextlib.contextmanager
+def alternating(sink: MlflowSink, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
+    """Follow a training as the sink does, in every other block."""
+    with _FOLLOWING(sink, record) as follow:
+        yield Alternating(follow)
 
 
 @contextlib.contextmanager
@@ -169,7 +163,7 @@ def live(repeats: int, seconds: float, length: float) -> None:
         Alternating.server = process
         perfexp(Path(name), "make-data", "cifar10", "shapes", "--train", str(IMAGES), "--test", "32")
         for repeat in range(repeats):
-            with patch("perfexp.tracking.live.Follower", Alternating):
+            with patch.object(MlflowSink, "following", alternating):
                 command([*TRAINING, f"tracking.uri={address}", f"output_dir=run{repeat}"])
             blocks = Alternating.blocks[1:-1]
             for one, other in zip(blocks[::2], blocks[1::2], strict=False):
