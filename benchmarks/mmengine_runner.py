@@ -45,7 +45,7 @@ import torch
 
 from perfexp.cli.composition import compose
 from perfexp.measuring.procedure import Procedure
-from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
+from perfexp.models.mmseg_config import import_mmseg, read_config, without_sync_batch_norm
 from perfexp.plan import config as configuration
 from perfexp.probes import depth, queue, timing
 from perfexp.records.messages import Events
@@ -105,7 +105,7 @@ def mmengine_configuration(arguments: argparse.Namespace, work_dir: Path) -> Any
     import_mmseg()
     [size] = parse_sizes(arguments.size)
     config, _ = read_config(arguments.config, {"crop_size": size})
-    without_other_cards(config.model)
+    without_sync_batch_norm(config.model)
     config.model.data_preprocessor.size = size
     loader, workers = config.train_dataloader, arguments.workers
     loader.batch_size, loader.num_workers, loader.persistent_workers = arguments.batch_size, workers, workers > 0

@@ -25,6 +25,8 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,7 +244,8 @@ def memory(folders: Sequence[Path]) -> int:
     """
     from perfexp.cli.composition import compose
     from perfexp.plan import config
-    from perfexp.worker.peak_memory import MemoryTrace, workspaces_of
+    from perfexp.worker.answers import workspaces
+    from perfexp.worker.peak_memory import MemoryTrace
 
     header = "model | phase | size | batch | measured MiB | traced MiB | difference | with cuDNN's workspaces MiB"
     print(f"| {header} | difference | known convolutions |\n" + "| --- " * 10 + "|")
@@ -254,7 +257,9 @@ def memory(folders: Sequence[Path]) -> int:
             continue
         words = [word for word in record.command if word.split("=")[0].split(".")[0] in _TRACED_KEYS]
         plan = config.typed(compose([*words, f"gpu={sheet_of(record)}"]))
-        trace = MemoryTrace(plan, workspaces_of(plan, stack=stack, reserved=lambda _: nullcontext()))
+        silent = SimpleNamespace(block=lambda text: None)
+        bench: Any = SimpleNamespace(plan=plan, reserved=lambda _: nullcontext(), emit=silent)
+        trace = MemoryTrace(plan, workspaces(bench, stack))
         for point in record.points:
             measured = point.metric("memory/peak_bytes")
             if not point.key.is_timed or point.key.replicate or measured is None or not measured.value:

@@ -113,7 +113,7 @@ def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, A
 
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        trace = MemoryTrace(plan, _workspaces(Workbench(plan, paths, emit), stack))
+        trace = MemoryTrace(plan, workspaces(Workbench(plan, paths, emit), stack))
         for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
             emit.block(f"tracing {key}")
             try:
@@ -123,7 +123,7 @@ def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, A
     return {"model": plan.model_name, "points": points}
 
 
-def _workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
+def workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
     """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
 
     The stack holds the device from the first measurement on.
