@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what another commit's run takes, see tests/rotation.py."""
+    """Leave out what a usual run leaves out, see tests/rotation.py."""
     if left_out := rotation.of_the_whole(items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

@@ -1,31 +1,17 @@
-"""What one run of the tests takes of a large set: another part for each commit, so that in time everything is run.
+"""What a run of the tests takes of a large set: always the same part, so that a result depends on the tree alone.
 
 `PERFEXP_ALL=1 python -m pytest …` takes everything at once.
 """
 
 import os
-import subprocess
 import zlib
-from functools import cache
-from pathlib import Path
 
 #: Environment variable that is set while all tests are run.
 _WHOLE = "PERFEXP_TESTS_ARE_WHOLE"
 
 
-@cache
-def commit_number():
-    """The commit's hash as a number; 0 where there is none to be had."""
-    try:
-        command = ["git", "rev-parse", "HEAD"]
-        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30)
-        return int(told.stdout, 16)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
-
-
 def some_of(everything, count, salt=""):
-    """So many neighbours of a sequence, which is taken for a ring, by the commit.
+    """So many neighbours of a sequence, which is taken for a ring.
 
     Args:
         everything: of which some are taken.
@@ -35,12 +21,12 @@ def some_of(everything, count, salt=""):
     everything = list(everything)
     if os.environ.get("PERFEXP_ALL"):
         return everything
-    start = (commit_number() + zlib.crc32(salt.encode())) % max(len(everything), 1)
+    start = zlib.crc32(salt.encode()) % max(len(everything), 1)
     return (everything[start:] + everything[:start])[:count]
 
 
 def of_the_whole(items):
-    """What a run of all tests leaves out: most slow ones, by the commit; none where tests were chosen.
+    """What a run of all tests leaves out: most slow ones; none where tests were chosen.
 
     Args:
         items: all tests.
