@@ -16,7 +16,7 @@ from tests.rotation import some_of
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
-#: Commands, and a folder of theirs with a report; some of them by the commit.
+#: Commands, and a folder of theirs with a report.
 REPORTED = [
     ((*FAKE, "-m", "batch_size=1,2", "output_dir=s"), "s/1_2"),
     ((*FAKE, "experiment=all", "model=fake", "output_dir=s"), "s/1_inference"),

@@ -18,7 +18,7 @@ PERFEXP = f"{shlex.quote(sys.executable)} -m perfexp"
 UNDRAWN = f"{shlex.quote(sys.executable)} -m tests.undrawn"
 
 
-#: Commands that measure nothing, and where their output goes; some of them by the commit.
+#: Commands that measure nothing, and where their output goes.
 ENDING = some_of(
     itertools.product(
         ("--help", "--version", "list models", "env", "--cfg job model=fake"), ("| true", ">&-", "> /dev/full")

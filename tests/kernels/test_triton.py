@@ -33,12 +33,12 @@ IMPORTED = "triton" in sys.modules
 
 #: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.md has them and what was seen.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-#: Some of the data types by the commit.
+#: Some of the data types, see tests/rotation.py.
 DTYPES = pytest.mark.parametrize("dtype", some_of(BOUNDS, 2, "interpreted"), ids=str)
 NAMES = pytest.mark.parametrize("name", ["direct", "winograd"])
 FEW = settings(max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
-#: Data type, capability, whether tf32 is allowed, and whether channels lie last; some of them by the commit.
+#: Data type, capability, whether tf32 is allowed, and whether channels lie last.
 COMPILED = [
     (torch.float32, 90, False, False),
     (torch.float32, 90, True, True),

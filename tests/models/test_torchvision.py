@@ -18,7 +18,7 @@ from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
 from tests.rotation import some_of
 
-#: One builder of each family, with a size that is small for it, some of them by the commit: all builders are in
+#: One builder of each family, with a size that is small for it, some of them: all builders are in
 #: benchmarks/torchvision_models.py.
 FAMILIES = {
     "alexnet": 64,

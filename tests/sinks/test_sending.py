@@ -136,7 +136,7 @@ def serve():
         server.server_close()
 
 
-#: Some of them by the commit.
+#: Some of them, see tests/rotation.py.
 BEHAVIORS = [
     answers_429,
     drips,
