@@ -1,6 +1,7 @@
 """`perfexp ab`: processes in turn until a verdict, which `compare` of the folder repeats; continuing; wrong input."""
 
 import json
+import re
 import shlex
 
 import msgspec
@@ -54,7 +55,7 @@ def folders(here):
 def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
-    assert "two variants in turn\n  A model.base_seconds=1e-3\n  B model.base_seconds=1.1e-3\n" in out
+    assert "two variants in turn\n  A  model.base_seconds=1e-3\n  B  model.base_seconds=1.1e-3\n" in out
     assert "2 processes of each: device B/A 1.0" in out
     assert out.count("▼ SLOWER") >= 3  # of the look, in the table of the sweep, and of the comparison
     one, two = folders(here)
@@ -67,6 +68,7 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
         assert (record.status, record.plan["processes"]) == (Status.OK, 2)
         assert record.sweep.level == sequential.level(2)
         assert {point.key.phase for point in record.points} == {"inference"}  # no cold starts
+    assert re.fullmatch(r"B is 1\.\d+× slower than A \(± .+, GPU time\)(; .+)?", out.splitlines()[-1])
     found = compared(capsys, "x")
     assert found["sides"][1]["level"] == sequential.level(2)
     assert {pair["word"] for pair in found["pairs"] if pair["measure"] == "device"} == {"SLOWER"}
@@ -109,7 +111,7 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     assert "3 processes of each: device B/A 1.0" in out and "4 processes of each: device B/A 1.0" in out
     assert "? UNDECIDED" in out
     assert "UNDECIDED after 4 processes of each side, the most" in out
-    assert [side.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
+    assert [side.facts.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
     assert [Record.load(folder).plan["processes"] for folder in folders(here)] == [4, 4]
     assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [4, 4]
 
