@@ -51,7 +51,7 @@ def test_the_variance_is_the_mean_of_prior_and_own_by_degrees():
     assert found.component.variance == pytest.approx((3 * 1e-4 + 2 * 4e-4) / 5)
     assert found.component.degrees == pytest.approx(5)
     half = stats.t.ppf(0.975, 5) * math.sqrt(2.2e-4 / 3)
-    interval = found.interval()
+    interval = found.interval
     assert interval.value == pytest.approx(math.exp(0.02))
     assert math.log(interval.high / interval.value) == pytest.approx(half)
 

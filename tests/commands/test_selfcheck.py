@@ -10,7 +10,7 @@ from perfexp.commands import doctor, selfcheck
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
 from perfexp.orchestration import machine_priors, worker_query
-from perfexp.records import priors
+from perfexp.records import diagnostics, priors
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
 from perfexp.summaries import selfcheck_summary
@@ -149,7 +149,8 @@ def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record)
 
 @pytest.mark.slow
 def test_later_runs_know_how_processes_differed(processes_that_differ, here, monkeypatch):
-    monkeypatch.setattr(priors, "DISTURBED", frozenset())  # other tests are other work
+    for code, rule in list(diagnostics.DIAGNOSTICS.items()):  # other tests are other work
+        monkeypatch.setitem(diagnostics.DIAGNOSTICS, code, rule._replace(disturbs=False))
     run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "processes=1")
     for folder in ("before", "after", "again"):
         assert main.main([*run, f"output_dir={folder}"]) == 0
