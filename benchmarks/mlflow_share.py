@@ -86,7 +86,10 @@ class Finished(KeyboardInterrupt):
 
 
 class Alternating:
-    """Passes epochs on in every other block only; the last blocks remain in `blocks` of the class."""
+    """Passes epochs on in every other block only, and stops the sending process in the others.
+
+    The last blocks remain in `blocks` of the class.
+    """
 
     length, limit = 20.0, 240.0
     blocks: ClassVar[list[Block]] = []
@@ -108,10 +111,18 @@ class Alternating:
             computed, self._computed = self._computed, self._cpu_seconds()
             block.computing = self._computed - computed
             self.blocks.append(Block(is_live=number % 4 in (1, 0)))
+            self._let_send(self.blocks[-1].is_live)
         if self.blocks[-1].is_live:
             self._follow(point)
         if now - self._begin >= self.limit:
+            self._let_send(True)
             raise Finished
+
+    def _let_send(self, is_live: bool) -> None:
+        """Let the sending process go on, or stop it: what waits in it would be sent in the next block."""
+        if sender := mlflow_sink._sender:
+            process = psutil.Process(sender.process.pid)
+            process.resume() if is_live else process.suspend()
 
     def _cpu_seconds(self) -> float:
         """CPU time of this process, the sending process, and the server with its workers."""

@@ -13,6 +13,7 @@ from perfexp.main import main
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Status
 from perfexp.records.sweep_record import Sweep
+from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
@@ -59,7 +60,8 @@ def sweep(tmp_path, monkeypatch, capsys):
     """Runs a command in a folder: what it says on stderr, and the stores and experiments that it sends to."""
     sent = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(MlflowSink, "_deliver", lambda sink, content: sent.append((sink.uri, sink.experiment)) or "")
+    monkeypatch.setattr(MlflowSink, "_send", lambda sink, *_: sent.append((sink.uri, sink.experiment)) or "")
+    monkeypatch.setattr(mlflow_sink, "start_sender", lambda: None)
 
     def run(folder, *arguments):
         (tmp_path / folder).mkdir(exist_ok=True)
