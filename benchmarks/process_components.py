@@ -137,7 +137,7 @@ def of_record(record: Record, name: str) -> Iterator[dict]:
 
 def disturbed(doubts: list[Diagnostic] | tuple[Diagnostic, ...]) -> bool:
     """Whether other work ran beside a measurement."""
-    return any(doubt.code in priors.DISTURBED for doubt in doubts)
+    return any(doubt.rule.disturbs for doubt in doubts)
 
 
 def classes(cells: list[dict]) -> dict[str, list[tuple[dict, str, tuple[float, ...]]]]:

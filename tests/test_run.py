@@ -118,7 +118,7 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
 
 def test_a_point_of_several_processes_has_the_time_of_the_queue_and_that_of_the_graph():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=2e-6)
-    stopping = Fixed(warmup=2, measure=20, processes=2)
+    stopping = Fixed(warmup=2, measure=20, processes=5)
     measuring = procedure(device, stopping, {"launches": 10}, anchors=[(KEY.input_size, KEY.batch_size)])
     for replicate in range(2):
         point = measuring.measure(msgspec.structs.replace(KEY, replicate=replicate))
@@ -134,7 +134,7 @@ def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
         raise Unsupported("it reads its numbers")
 
     device.capture = refuses
-    measuring = procedure(device, Fixed(warmup=2, measure=20, processes=2))
+    measuring = procedure(device, Fixed(warmup=2, measure=20, processes=5))
     point = measuring.measure(KEY)
     assert (point.status, median(point)) == (Status.OK, pytest.approx(1e-3, rel=0.01))
     assert point.metric("device/graph_seconds").reason == "it reads its numbers"

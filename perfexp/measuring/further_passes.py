@@ -22,6 +22,8 @@ from perfexp.records.record import Key, Metric, Point
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
+#: Processes of a stopping rule that has time for a call as a graph beside the call as it is: `normal` has five.
+_GRAPH_PROCESSES = 5
 #: Calls that the user's probes observe.
 _PROBED_CALLS = 3
 
@@ -107,7 +109,7 @@ def _compare_baselines(
 def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
     """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
     is_alone, can_replay = procedure.group.size == 1, procedure.cache is Cache.warm and on_device(batches)
-    is_wanted = procedure.stopping.processes > 1 and procedure.is_anchor(key) and not procedure.graph
+    is_wanted = procedure.stopping.processes >= _GRAPH_PROCESSES and procedure.is_anchor(key) and not procedure.graph
     return is_alone and can_replay and is_wanted
 
 

@@ -393,7 +393,7 @@ def imports(plain: Mapping[str, Any]) -> list[str] | None:
     """
     if plain["process_start"] != ProcessStart.forked:
         return None
-    modules = ["perfexp.measuring.procedure"]
+    modules = ["perfexp.worker.entry", "perfexp.measuring.procedure"]
     if not str(plain["model"]["_target_"]).startswith("perfexp.models.fake."):
         modules += _OF_TORCH
     if ".timm_models." in str(plain["model"]["_target_"]):

@@ -100,7 +100,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __str__(self) -> str:
         text = f"{self.phase} {self.size_label} batch {self.batch_label}"
         text += f" {self.precision}" if self.precision != USUAL_PRECISION else ""
-        return f"{text} replicate {self.replicate}" if self.replicate else text
+        return f"{text} process {self.replicate + 1}" if self.replicate else text
 
 
 def without_replicate(key: Key) -> Key:
