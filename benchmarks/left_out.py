@@ -2,9 +2,9 @@
 
     python benchmarks/left_out.py
 
-Each class of figures is fitted without one machine, or without one model, of `process_medians.json` and of the published
-records. Of each figure that was left out, the first processes predict the mean of the others: the share of figures
-whose mean lies in the 95 % interval of the difference, by the variance of the first ones and the fitted prior.
+Each class of figures is fitted without one machine, or without one model, of `process_medians.json` and of the
+published records. Of each figure that was left out, the first processes predict the mean of the others. Printed is the
+share of figures whose mean lies in the 95 % interval of the difference, by the first processes and the fitted prior.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def holds(values: tuple[float, ...], first: int, prior: Prior) -> bool:
 
 
 def outcomes(cells: list[dict], left_out: str) -> Iterator[tuple[str, str, int, bool]]:
-    """For each figure of a group that is left out: its kind, class and number of first processes, and whether it holds."""
+    """Yield kind, class and number of first processes of each figure that is left out, and whether it holds."""
     for kind in ("cuda", "cpu"):
         of_kind = [cell for cell in cells if cell["kind"] == kind]
         for group in sorted({cell[left_out] for cell in of_kind}):

@@ -54,6 +54,7 @@ from perfexp.plan import plan_file
 from perfexp.plan.config import Plan
 from perfexp.probes import queue, timing
 from perfexp.ranks import SETTLING_CALLS, start
+from perfexp.records.messages import Events
 from perfexp.statistics import moderated
 from perfexp.statistics.estimators import Interval
 from perfexp.sweep import parse_sizes
@@ -193,13 +194,8 @@ def be_rank(arguments: argparse.Namespace) -> int:
 
 
 def be_launcher(arguments: argparse.Namespace, command: Sequence[str]) -> int:
-    """Start the ranks of perfexp as its worker does."""
-
-    def emit(event: str, **details: Any) -> None:
-        if event in ("failed", "refused"):
-            print(details.get("message", event), file=sys.stderr)
-
-    return start.run([*command, "--role=rank"], size=arguments.gpus, port=None, emit=emit)
+    """Start the ranks of perfexp as its worker does, with its events on stderr."""
+    return start.run([*command, "--role=rank"], size=arguments.gpus, port=None, emit=Events(2))
 
 
 def write_plan(arguments: argparse.Namespace, folder: Path) -> str:

@@ -41,8 +41,7 @@ TERMS = {
     "energy": "of a call in the loop: mean power of the meter times the time of a call",
     "FASTER": "the ratio's interval lies wholly beyond the margin, as for SLOWER, LESS and MORE",
     "SAME": "the ratio's interval lies wholly within the margin",
-    "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it, or there is none, "
-    "as between figures of single processes (processes=3)",
+    "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]

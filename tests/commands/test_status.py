@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -517,7 +518,7 @@ def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(plan
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_table_with_lines(plan, tmp_path):
+def test_a_terminal_gets_a_table_with_bold_titles(plan, tmp_path):
     leave(tmp_path / "run", plan)
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -526,5 +527,5 @@ def test_a_terminal_gets_a_table_with_lines(plan, tmp_path):
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()
     os.close(ours)
-    assert "───" in shown
+    assert re.search(r"\x1b\[1mmodel +\x1b\[0m", shown)
     assert "10/10 done" in shown
