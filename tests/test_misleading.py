@@ -17,6 +17,7 @@ from perfexp.sweep import parse_batch_sizes
 def test_an_interval_is_never_shown_as_zero():
     assert with_width(Interval(value=2.0, low=2.0, high=2.0), "2 s") == "2 s ± 0.01 %"
     assert with_width(Interval(value=2.0, low=1.99, high=2.01), "2 s") == "2 s ± 0.5 %"
+    assert with_width(Interval(value=2.0, low=0.01, high=400.0), "2 s", "0.01 … 400 s") == "≈ 2 s"
 
 
 def test_shares_of_zero_and_bounds_read_as_words():

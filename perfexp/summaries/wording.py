@@ -22,6 +22,8 @@ _WIDE_EXPONENT = 0.3
 _WIDE, _END_FIGURES = 0.2, 3
 #: Half-width above which they are shown if one is this many times as far from the figure as the other.
 _NOTABLE, _SKEWED = 0.02, 2
+#: Factor between the ends of an interval above which it says nothing.
+_USELESS = 100
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 #: Rounding error of a sum of shares.
@@ -34,11 +36,15 @@ _LEAST_WIDTH = 1e-4
 def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     """Return a figure's text with the relative half-width of its interval, or `no interval`.
 
+    An interval whose ends differ by more than a factor of 100 says nothing of the figure: it is shown as `≈`.
+
     Args:
         ends: both ends of the interval as text, which replace a half-width above 20 %, and one above 2 % if they differ
             much in distance: `(24 … 51 ms)`.
     """
     width = interval.relative_half_width
+    if interval.low and interval.high and interval.high > _USELESS * interval.low > 0:
+        return f"≈ {text}"
     if ends and _has_ends(interval):
         return f"{text} ({ends})"
     return f"{text} ± {percent(max(width, _LEAST_WIDTH))}" if width is not None else f"{text}, no interval"
