@@ -330,7 +330,7 @@ class _Application:
             typed = {override.key_or_group for override in parsed(self.arguments)}
             params = [text for text in _params(settings) if text.partition("=")[0] not in typed]
             axes = axes_of([*self.arguments, *params])
-            jobs = math.prod(axes.values()) if _is_basic(settings) and all(axes.values()) else None
+            jobs = math.prod(map(len, axes.values())) if _is_basic(settings) else 0
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
@@ -338,8 +338,8 @@ class _Application:
             sweep_run = SweepRun(
                 folder=folder,
                 command=self.arguments,
-                axes=list(axes),
-                jobs=jobs,
+                axes=axes,
+                jobs=jobs or None,
                 console=self.console,
                 multirun=plan_file.hide_credentials(_multirun(written)),
             )

@@ -1,4 +1,4 @@
-"""Overrides: parse a command line as Hydra does: values, axes of a sweep, and its jobs, which have a limit."""
+"""Overrides: parse a command line as Hydra does: values, and axes of a sweep, whose runs have a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -16,17 +16,13 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quoted
 from perfexp.cli.flags import MAX_JOBS
 from perfexp.errors import UserError
 from perfexp.host import credentials, installation
-from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
-from perfexp.sweep import MOST_POINTS
 
 #: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
 _MOST_OVERRIDES, _MOST_STORED = 500, 50_000
-#: Limit on the overrides of all runs of a stored sweep together.
-_MOST_TEXTS = 200_000
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
-#: Default limit on the runs of a sweep; and on a range that is counted exactly.
-_MOST_JOBS, _ENDLESS = 1000, 10**15
+#: Default limit on the runs of a sweep; on values that are listed; and on a range that is counted exactly.
+_MOST_JOBS, _MOST_LISTED, _ENDLESS = 1000, 100_000, 10**15
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
@@ -67,36 +63,21 @@ def refuse_length(command: Sequence[str]) -> None:
         raise UserError(f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters")
 
 
-def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, as Hydra passes them to its jobs; nothing is composed.
-
-    Raises UserError if the command and `params`, the axes of the sweeper in a file, do not determine the runs.
-    """
-    texts = [f"{key}={value}" for key, value in params.items()] + [text for text in command if text[:1] != "-"]
-    refuse_length(texts)
-    values: dict[str, list[str]] = {}
-    try:
-        overrides = _parse(texts)
-        refuse_many(overrides, MOST_POINTS)
-        for override in overrides:
-            if not override.is_hydra_override():
-                key, is_sweep = override.get_key_element(), override.is_sweep_override()
-                choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
-                values[key] = [f"{key}={text}" for text in choices]
-    except FOREIGN_ERRORS as error:
-        raise user_error(error) from error
-    if math.prod(map(len, values.values())) * len(values) > _MOST_TEXTS:
-        raise UserError("the stored command has too many runs and overrides to list")
-    return [list(job) for job in product(*values.values())]
-
-
-def axes_of(arguments: Sequence[str]) -> dict[str, int]:
-    """Return the number of values of each override that varies; 0 if it is unknown."""
+def axes_of(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each override that varies, as typed; none of an interval, or of a longer range."""
     return {
-        override.key_or_group: _num_values(override) if override.is_discrete_sweep() else 0
+        override.key_or_group: _values(override) if override.is_discrete_sweep() else []
         for override in parsed(arguments)
         if override.is_sweep_override() and not override.is_hydra_override()
     }
+
+
+def _values(override: Override) -> list[str]:
+    if _num_values(override) > _MOST_LISTED:
+        return []
+    key = override.key_or_group
+    texts = (values_of([f"{key}={text}"])[key] for text in override.sweep_string_iterator())
+    return [as_typed({key: text})[key] for text in texts]
 
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:

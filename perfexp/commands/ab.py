@@ -72,8 +72,8 @@ def ab(
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
-    axes = dict.fromkeys(key_of(text) for own in variants for text in own)
-    sweep_run = SweepRun(folder=root, command=command, axes=list(axes), jobs=len(plains), console=console)
+    axes: dict[str, list[str]] = {key_of(text): [] for own in variants for text in own}
+    sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)
     console.show_lines("two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named])

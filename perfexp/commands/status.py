@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from perfexp.cli.overrides import jobs_of
+from perfexp.cli.overrides import as_typed
 from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.plan import plan_file
-from perfexp.plan.override_keys import key_of, measures_the_same
+from perfexp.plan.override_keys import measures_the_same
 from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 from perfexp.reports.run_status import Run
@@ -32,10 +31,8 @@ from perfexp.tables import json_results
 
 #: Overrides that change the number of points; one size or batch size is as many as another.
 _CHANGES_POINTS = re.compile(
-    r"\+*((experiment|mode|probes\.layers|processes|replicate|cold_start|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
+    r"((experiment|mode|probes\.layers|processes|replicate|cold_start|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
 )
-#: Runs that one that has not begun is compared with: a sweep may have thousands.
-_MOST_COMPARED = 200
 
 
 @app.command()
@@ -232,106 +229,60 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
 
 
 def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
-    """List the runs of a sweep that have not begun, or were refused before they had a folder.
+    """List the runs of a sweep that have not begun, or were refused before they had a folder; None if unknown.
 
-    Each copies the most similar run of those `begun` (with a plan, also of other sweeps); nothing is composed. Its
-    points are known if both runs have the same number of points. None if the sweep's command does not determine the
-    runs.
+    Args:
+        begun: runs that have begun, also of other sweeps.
     """
-    try:
-        jobs = jobs_of(sweep.command, _sweeper_params(folder))
-    except UserError:
-        return None
-    if not jobs or len(jobs) != sweep.jobs:
+    if not sweep.runs:
         return None
     ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
-    own = list(_own(jobs, begun, {folder.absolute(), *(path.parent for path in ended)}))
-    different = set().union(*jobs) - set(jobs[0]).intersection(*jobs)
-    varying = {text.lstrip("+"): text for text in different}  # one that adds a key counts as one that changes it
-    has_begun = {frozenset(different.intersection(_command(run.plan))) for run in own}
-    has_begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
-    children = {_axes(child, varying): child for child in sweep.children}
-    pending: list[Run] = []
-    similar = _Begun(own)
-    for number, job in enumerate(jobs):
-        child = children.get(axes := frozenset(different.intersection(job)))
-        if axes not in has_begun and (child is None or child.error or child.status is Status.INTERRUPTED):
-            pending.append(_pending(job, similar, folder / str(number), child.error if child else None))
+    places = {folder.absolute(), *(path.parent for path in ended)}
+    own = [
+        run
+        for run in begun
+        if run.folder.absolute().parent in places or (run.plan.get("stage") and RunPaths(run.folder).sweep == sweep.uid)
+    ]
+    values = [_values(run, sweep.axes) for run in own]
+    children = {child.job: child for child in sweep.children}
+    has_begun = {child.job for path, child in ended.items() if path in {run.folder.absolute() for run in own}}
+    pending = []
+    for number, axes in enumerate(sweep.runs):
+        child = children.get(number)
+        is_left = child is None or child.error or child.status is Status.INTERRUPTED
+        if is_left and number not in has_begun and axes not in values:
+            refusal = child.error if child else None
+            pending.append(_pending(axes, list(zip(own, values, strict=True)), folder / str(number), refusal))
     return pending
 
 
-def _sweeper_params(folder: Path) -> Mapping[str, Any]:
-    """Read the axes that a configuration file gave to the sweeper from multirun.yaml."""
-    with suppress(UserError, KeyError, TypeError):
-        params = plan_file.read(folder / "multirun.yaml")["hydra"]["sweeper"]["params"]
-        return params if isinstance(params, Mapping) else {}
-    return {}
+def _values(run: Run, axes: Collection[str]) -> dict[str, str]:
+    """Return the values of a run for the axes of its sweep, by the command in its plan."""
+    command = run.plan.get("command")
+    pairs = (str(text).replace("\\", "").partition("=") for text in (command if isinstance(command, list) else []))
+    return as_typed({key.lstrip("+"): value for key, _, value in pairs if key.lstrip("+") in axes})
 
 
-def _own(jobs: Sequence[Sequence[str]], begun: Collection[Run], parents: Collection[Path]) -> Iterator[Run]:
-    """Yield the runs of a sweep: by folder, or by command for those in the folder of a stage."""
-    for run in begun:
-        if run.folder.absolute().parent in parents or (
-            run.plan.get("stage") and any(measures_the_same(job, _command(run.plan)) for job in jobs)
-        ):
-            yield run
-
-
-def _axes(child: SweepChild, varying: Mapping[str, str]) -> frozenset[str]:
-    """Select the overrides of a run from the varying ones, which are given by their text without `+`."""
-    values = (f"{axis}={value}" for axis, value in child.axes.items())
-    return frozenset(varying[text] for text in values if text in varying)
-
-
-def _command(plan: Mapping[str, Any]) -> list[str]:
-    command = plan.get("command")
-    return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
-
-
-class _Begun:
-    """Runs of a sweep that have begun, by those of their overrides that change the number of points."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._groups: dict[frozenset[str], list[tuple[Run, frozenset[str]]]] = {}
-        self._plans: dict[str, Mapping[str, Any]] = {}
-        for run in runs:
-            command = frozenset(_command(run.plan))
-            self._groups.setdefault(_of_points(command), []).append((run, command))
-            for text in command:
-                self._plans.setdefault(text, run.plan)
-
-    def nearest(self, job: frozenset[str]) -> tuple[Run | None, bool]:
-        """Return the run with the most similar command of some, and whether it has the same number of points."""
-        same = self._groups.get(_of_points(job))
-        candidates = same or [pair for group in self._groups.values() for pair in group[:_MOST_COMPARED]]
-        similar = max(candidates[:_MOST_COMPARED], key=lambda pair: len(job & pair[1]), default=None)
-        return similar[0] if similar else None, same is not None
-
-    def plan_with(self, text: str) -> Mapping[str, Any]:
-        """Return the plan of a run with an override; nothing without one."""
-        return self._plans.get(text, {})
-
-
-def _of_points(command: Iterable[str]) -> frozenset[str]:
-    return frozenset(text for text in command if _CHANGES_POINTS.match(text))
-
-
-def _pending(job: Sequence[str], begun: _Begun, folder: Path, refusal: str | None) -> Run:
-    """Derive a run that has not begun from the run of the same sweep whose command is most similar."""
-    nearest, has_same_points = begun.nearest(frozenset(job))
-    if nearest is None:
-        plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
-        return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
-    plan = dict(nearest.plan)  # its nodes are replaced, never changed
-    for text in set(job).difference(_command(nearest.plan)):
-        key, value = key_of(text), text.partition("=")[2]
-        twin = begun.plan_with(text)
+def _pending(axes: Mapping[str, str], own: list[tuple[Run, dict[str, str]]], folder: Path, refusal: str | None) -> Run:
+    """Derive a run that has not begun from the others of its sweep: its names, and the points of one with as many."""
+    plan = dict(own[0][0].plan) if own else {}
+    for key, value in axes.items():
         group, _, name = key.partition(".")
-        if key in twin:
-            plan[key] = twin[key]
-        elif isinstance(plan.get(group), dict) and name in ("", "name"):
-            plan[group] = {**plan[group], "name": value} if name else {"name": value}
-    keys = nearest.expected if has_same_points else None
+        if twin := next((run.plan[key] for run, values in own if values.get(key) == value and key in run.plan), None):
+            plan[key] = twin
+        elif name in ("", "name"):
+            node = plan.get(group)
+            plan[group] = {**(node if name and isinstance(node, dict) else {}), "name": value}
+    alike = next((run for run, values in own if _of_points(values) == _of_points(axes)), None)
     return Run(
-        folder=folder, plan=plan, results={}, expected=keys, point_seconds=nearest.point_seconds, refusal=refusal
+        folder=folder,
+        plan=plan,
+        results={},
+        expected=alike.expected if alike else None,
+        point_seconds=alike.point_seconds if alike else None,
+        refusal=refusal,
     )
+
+
+def _of_points(axes: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in axes.items() if _CHANGES_POINTS.match(f"{key}={value}")}

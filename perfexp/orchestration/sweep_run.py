@@ -36,12 +36,13 @@ OPTIMUM = "optimization_results.yaml"
 
 
 class SweepRun:
-    """A sweep in progress over the overrides `axes`; raises `UserError` if the folder holds another sweep.
+    """A sweep in progress; raises `UserError` if the folder holds another sweep.
 
     Attributes:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
+        axes: overrides that vary, with their values if each run has one combination of them.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
     """
@@ -53,7 +54,7 @@ class SweepRun:
         *,
         folder: Path,
         command: Sequence[str],
-        axes: Sequence[str],
+        axes: Mapping[str, list[str]],
         jobs: int | None,
         console: Console,
         multirun: bytes = b"",
@@ -71,6 +72,7 @@ class SweepRun:
             started=timestamp(),
             command=list(command),
             jobs=jobs,
+            axes=dict(axes) if jobs else {},
         )
         self.whole = Whole(self.sweep.jobs)
 

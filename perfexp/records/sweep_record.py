@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,8 @@ from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, 
 GPU_COUNT = "gpu.count"
 #: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
+#: Limit on the runs that are listed.
+_MOST_RUNS = 100_000
 #: Limits in bytes on the folder of a run, relative to that of its sweep, and on the names in it.
 _MOST_OF_PATH, _MOST_OF_NAME = 2000, 255
 #: Characters of a folder that are shown.
@@ -49,6 +53,8 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
         jobs: planned number of runs; None if unknown.
+        axes: values of the overrides that vary, whose combinations are the runs, the last axis varying fastest; empty
+            lists where they do not determine the runs.
         store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
             store because a file names it.
     """
@@ -60,6 +66,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ended: str | None = None
     command: list[str] = []
     jobs: Count | None = None
+    axes: dict[str, list[str]] = {}
     children: list[SweepChild] = []
     store: str | None = None
 
@@ -76,6 +83,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Return the command line that measures what the runs lack, for the folder of the sweep."""
         words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
         return shlex.join(["perfexp", *words])
+
+    @property
+    def runs(self) -> list[dict[str, str]]:
+        """Values of the axes of each run, by its number; none if they are unknown."""
+        if not self.axes or math.prod(map(len, self.axes.values())) != self.jobs or self.jobs > _MOST_RUNS:
+            return []
+        return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
         """Read the record of a run, for the folder of the sweep; None without one. Raises `UserError` for a broken one.

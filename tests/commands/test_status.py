@@ -2,18 +2,20 @@
 
 import fcntl
 import json
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands
-from perfexp.cli.overrides import jobs_of
+from perfexp.cli.overrides import axes_of
 from perfexp.commands import status
 from perfexp.devices import lock
 from perfexp.host import installation
@@ -357,11 +359,13 @@ def interrupted_sweep(folder, *axes, plan, ended=1, begun=0, params=None, jobs=N
         params: axes that an experiment's file gave.
         jobs: how many runs there are to be; all that the axes make if not given.
     """
-    made = jobs_of(["-m", *axes], params or {})
     sweep = Sweep(uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m", *axes])
-    sweep.jobs = jobs or len(made)
-    for number, job in enumerate(made[: ended + begun]):
-        values = dict(text.split("=") for text in job)
+    fixed = [text for text in axes if "," not in text]
+    sweep.axes = axes_of([*(f"{key}={value}" for key, value in (params or {}).items()), *axes])
+    sweep.jobs = jobs or math.prod(map(len, sweep.axes.values()))
+    runs = [dict(zip(sweep.axes, values, strict=True)) for values in product(*sweep.axes.values())]
+    for number, values in enumerate(runs[: ended + begun]):
+        job = [*(f"{key}={value}" for key, value in values.items()), *fixed]
         names = [(key, value) for key, value in values.items() if key in ("model", "algorithm")]
         leave(
             folder / str(number),
@@ -373,8 +377,6 @@ def interrupted_sweep(folder, *axes, plan, ended=1, begun=0, params=None, jobs=N
             child = SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK, axes=values)
             sweep.children.append(child)
     (folder / "sweep.json").write_bytes(sweep.to_json())
-    if params:
-        (folder / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"sweeper": {"params": params}}}))
 
 
 def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(plan, tmp_path, capsys):
@@ -416,7 +418,7 @@ def test_a_run_that_has_not_begun_has_as_many_points_as_one_like_it_or_nobody_kn
     begun = plain_plan(*fixed, f"{axis}={first}") | {"command": [*fixed, f"{axis}={first}"]}
     keys = frozenset(config.typed(begun).keys())
     run = run_status.Run(folder=tmp_path / "0", plan=begun, expected=keys, results={})
-    sweep = Sweep(uid="s", name="a", started="", command=["-m", *fixed, f"{axis}={first},{second}"], jobs=2)
+    sweep = Sweep(uid="s", name="a", started="", command=["-m"], axes={axis: [first, second]}, jobs=2)
     [waiting] = status.not_begun(sweep, tmp_path, [run])
     plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))
     assert (len(waiting.expected) == len(plan.keys())) if is_known else (waiting.expected is None)

@@ -81,7 +81,7 @@ def test_a_sweep_is_measured_into_the_folders_that_are_composed_here(tmp_path):
     ]
     sweep = Sweep(uid="s", name="batch_size", started="", command=command, children=children, jobs=4)
     (root / "sweep.json").write_bytes(sweep.to_json())
-    sweep_run = SweepRun(folder=root, command=command, axes=["batch_size"], jobs=4, console=Console(quiet=True))
+    sweep_run = SweepRun(folder=root, command=command, axes={"batch_size": []}, jobs=4, console=Console(quiet=True))
     folders = [root / "0_1", root / "1_2", root / "2_3", outside]
     membership = [sweep_run.membership(number, {}, folder) for number, folder in enumerate(folders)]
     runs = [
