@@ -3,13 +3,14 @@
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from perfexp.plan import config
 from perfexp.records.paths import SweepPaths
-from perfexp.records.record import Record, Status, is_layers
+from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
 from tests.rotation import some_of
 
@@ -198,10 +199,10 @@ def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
 @pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
     _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "experiment=full", "stopping=fixed")
-    timed = [point for point in record.points if not is_layers(point.key)]
+    timed = [point for point in record.points if point.key.is_timed]
     sides = [point.key.input_size[0] for point in timed]
     assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
-    assert len(record.points) == 200
+    assert Counter(point.key.phase for point in record.points) == {"inference": 100, "inference_layers": 100, "ttfp": 1}
     assert all(point.metric("layers/closure") and point.metric("energy/per_call_joules") for point in timed)
 
 
