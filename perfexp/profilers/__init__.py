@@ -7,7 +7,7 @@ separate point (`train_profile`, `inference_profile`). A missing or failing prof
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 
 _PROFILE = "_profile"
+#: Advice on a profile with fewer kernels of the backward pass than of the forward pass.
+_LOST_BACKWARD = "check the timeline for another stream or process, and profile again; if it persists, please report it"
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
 
@@ -115,12 +118,27 @@ class Found:
     facts: dict[str, Any] = field(default_factory=dict)
     doubts: list[Diagnostic] = field(default_factory=list)
 
+    def add_kernels(self, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
+        """Add the first kernels, and the number and the time of all."""
+        self.facts |= {
+            "kernels": kernels[:top],
+            "kernel_names": len(kernels),
+            "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
+        }
 
-@dataclass(frozen=True, kw_only=True)
-class Marks:
-    """Named ranges, which an attached tool records; none by default."""
+    def doubt(self, reason: str, advice: str = "see run.log") -> None:
+        """Report that the profile is incomplete."""
+        self.doubts.append(diagnostics.make("profile_incomplete", reason=reason, advice=advice))
 
-    range: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    def compare_passes(self, tool: str, forward: float, backward: float) -> None:
+        """Report a backward pass with fewer kernels than the forward pass."""
+        if backward < forward:
+            lost = f"{tool} saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass"
+            self.doubt(lost, _LOST_BACKWARD)
+
+
+#: Makes a context by a name: a range, which an attached tool records.
+Marks = Callable[[str], AbstractContextManager[Any]]
 
 
 @contextmanager
@@ -133,7 +151,7 @@ def captured(device: Any) -> Iterator[Marks]:
     device.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     try:
-        yield Marks(range=_process_range)
+        yield _process_range
     finally:
         device.synchronize()
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
@@ -155,6 +173,7 @@ def _process_range(name: str) -> Iterator[None]:
         torch.cuda.nvtx.range_end(handle)
 
 
+@dataclass(kw_only=True)
 class Profiler:
     """Base of the objects that a `profiler` node of the configuration builds.
 
@@ -162,26 +181,31 @@ class Profiler:
     torch; `watching` and `observations` run in the worker.
 
     Args:
+        warmup: calls before the profiled ones.
         modules: whether the modules of the model have ranges too.
         all_points: whether each timed point has a profile; otherwise only the first one of each phase.
-        top: rows of the tables of kernels and operators in the record.
 
     Attributes:
+        steps: number of profiled calls.
+        top: rows of the tables of kernels and operators in the record.
         times: whether the run is timed too.
         needs_nvidia: whether it profiles NVIDIA GPUs only.
     """
 
+    name: str = "none"
+    warmup: int = 20
+    modules: bool = False
+    all_points: bool = False
+
+    steps = 1
+    top = 20
     times = True
     needs_nvidia = False
 
-    def __init__(
-        self, *, name: str, warmup: int, steps: int, modules: bool = False, all_points: bool = False, top: int = 20
-    ) -> None:
-        for setting, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("top", top, 1)):
-            if value < least:
+    def __post_init__(self) -> None:
+        for setting, least in (("warmup", 0), ("steps", 1), ("top", 1)):
+            if (value := getattr(self, setting)) < least:
                 raise UserError(f"profiler.{setting}={value}: at least {least}.")
-        self.name, self.warmup, self.steps = name, warmup, steps
-        self.modules, self.all_points, self.top = modules, all_points, top
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
         """Keys of the profiles to make, from those of the timed points."""
@@ -216,9 +240,6 @@ class Profiler:
 
 class NoProfiler(Profiler):
     """No profile (profiler=none)."""
-
-    def __init__(self, *, name: str = "none") -> None:
-        super().__init__(name=name, warmup=0, steps=1)
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
         return []

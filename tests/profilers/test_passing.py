@@ -50,6 +50,7 @@ class Recording(Profiler):
     """A profiler that writes down what it is shown."""
 
     def __init__(self, **settings):
+        self.steps = settings.pop("steps", 1)
         super().__init__(name="recording", **settings)
         self.seen, self.inside, self.calls_before = [], [], None
         self.net = None
@@ -57,7 +58,7 @@ class Recording(Profiler):
     @contextmanager
     def watching(self, place, device):
         self.calls_before = self.net.calls
-        yield self
+        yield self.range
 
     @contextmanager
     def range(self, name):
