@@ -181,6 +181,8 @@ def with_earlier_names(group: str, node: type) -> type:
 def _settings_class(name: str, target: str) -> type:
     members: dict[str, Any] = {"_target_": (str, field(default=MISSING))}
     for argument, kind, default in _signature(target):
+        if argument in members:
+            continue
         if (fixed := _FIXED_KEYS.get((name, argument))) is not None:
             members[argument] = fixed, field(default_factory=fixed)
         elif isinstance(default, list | dict):
@@ -192,7 +194,7 @@ def _settings_class(name: str, target: str) -> type:
 
 
 def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and default of a constructor's keyword-only arguments; the last one of a name counts."""
+    """Yield name, type and default of a constructor's keyword-only arguments; the first one of a name counts."""
     module, _, name = target.rpartition(".")
     spec = importlib.util.find_spec(module)
     assert spec is not None
@@ -204,11 +206,7 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
     for constructor in constructors:
         pairs = zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True)
         arguments += ((argument.arg, argument.annotation, default) for argument, default in pairs)
-    if not constructors:  # a dataclass has the fields of its base, too
-        bases = {ast.unparse(base) for base in owner.bases}
-        for source in (node for node in tree.body if isinstance(node, ast.ImportFrom)):
-            for base in (one.name for one in source.names if one.name in bases):
-                yield from _signature(f"{source.module}.{base}")
+    if not constructors:
         named = (node for node in owner.body if isinstance(node, ast.AnnAssign))
         arguments = [(ast.unparse(node.target), node.annotation, node.value) for node in named]
     for argument, annotation, default in arguments:
@@ -218,6 +216,11 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
         if value is None and ast.unparse(annotation).startswith("dict["):  # filled key by key
             kind, value = dict[str, Any], {}
         yield argument, kind, list(value) if isinstance(value, tuple) else value
+    if not constructors:  # a dataclass has the fields of its base, too
+        imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+        origins = {one.name: source.module for source in imports for one in source.names}
+        for base in map(ast.unparse, owner.bases):
+            yield from _signature(f"{origins.get(base, module)}.{base}")
 
 
 def _type(node: ast.expr) -> Any:

@@ -257,15 +257,18 @@ def lines_of(
     lines = []
     for color, name in enumerate(dict.fromkeys(one.name for one in placed)):
         own = sorted(((one.x, one.row) for one in placed if one.name == name and one.row), key=lambda point: point[0])
-        points = [(x, row, known) for x, row in own if (known := value(row))]
+        points = {x: known for x, row in own if (known := value(row))}
         odd = odd_sizes([row for _, row in own]) if is_judged else {}
+        # a peak of the memory has no interval
+        rough = {x: "no interval" for x, y in points.items() if y.low is None and metric != PEAK_MEMORY}
+        rough |= {x: "estimated" for x, row in own if (one := find_metric(row, metric)) and one.estimated}
         if points:
             line = Line(
                 label=name,
-                x=tuple(x for x, _, _ in points),
-                y=tuple(y for _, _, y in points),
+                x=tuple(points),
+                y=tuple(points.values()),
                 color=color,
-                estimated=frozenset(x for x, row in own if (one := find_metric(row, metric)) and one.estimated),
+                rough=rough,
                 odd={x: _odd_text(row.key, odd[row.key]) for x, row in own if row.key in odd},
                 predicted=dict(sorted((x, y) for label, x, y in predicted if label == name)),
             )
