@@ -220,6 +220,8 @@ class Profiler:
 
     def command(self, place: Place, about: About) -> list[str]:
         """Prefix of the worker's command line; raises `Unsupported` for the device, `ProfilerFailed` for the tool."""
+        if self.needs_nvidia:
+            refuse_other_devices(about.device)
         return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:

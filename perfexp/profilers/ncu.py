@@ -23,7 +23,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
@@ -109,7 +109,7 @@ class Ncu(Profiler):
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
 
     def command(self, place: Place, about: About) -> list[str]:
-        refuse_other_devices(about.device)
+        super().command(place, about)
         tool = tools.find("ncu", self.tool)
         counters = list(self.metrics or ()) or roofline_counters(
             available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
@@ -69,7 +69,7 @@ class Nsys(Profiler):
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
-        refuse_other_devices(about.device)
+        super().command(place, about)
         tool = tools.find("nsys", self.tool)
         recording = recording_command(self.trace, self.sample, self.cpuctxsw)
         recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler
 from perfexp.profilers.nsys import recording_command
 
 #: Overrides with which a repeated command would find its work done.
@@ -29,10 +29,6 @@ class Nvtx(Profiler):
         if self.step < 1:
             raise UserError(f"profiler.step={self.step}: give 1 or more; 1 is the first call after the warm-up.")
         self.warmup += self.step - 1
-
-    def command(self, place: Place, about: About) -> list[str]:
-        refuse_other_devices(about.device)
-        return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         return Found(facts={"commands": command_lines(place.stem, about)})
