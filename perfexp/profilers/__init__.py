@@ -7,7 +7,7 @@ separate point (`train_profile`, `inference_profile`). A missing or failing prof
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,11 @@ class Found:
             self.doubt(lost, _LOST_BACKWARD)
 
 
-#: Makes a context by a name: a range, which an attached tool records.
-Marks = Callable[[str], AbstractContextManager[Any]]
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Named ranges, which an attached tool records; none by default."""
+
+    range: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
 
 @contextmanager
@@ -151,7 +154,7 @@ def captured(device: Any) -> Iterator[Marks]:
     device.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     try:
-        yield _process_range
+        yield Marks(range=_process_range)
     finally:
         device.synchronize()
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ class Torch(Profiler):
                 with_stack=self.stacks,
                 with_flops=self.shapes,
             ) as profiler:
-                yield record_function
+                yield Marks(range=record_function)
                 device.synchronize()
             profiler.export_chrome_trace(str(place.file(_TRACE)))
             averages = [

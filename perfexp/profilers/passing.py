@@ -46,9 +46,9 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
 
 def call(step: Step, marks: Marks, whole: str) -> None:
     """Make one call, with a range named `whole` around it and a range around each of its parts."""
-    with marks(whole):
+    with marks.range(whole):
         for name, part in step.segments:
-            with marks(part_name(name)):
+            with marks.range(part_name(name)):
                 part()
 
 
@@ -82,4 +82,4 @@ class _MarkedModules(Ranges):
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         if mark is None or mark.scope not in (Scope.module, Scope.operation):
             return nullcontext()
-        return self._marks(mark.path or mark.kind)
+        return self._marks.range(mark.path or mark.kind)

@@ -58,7 +58,7 @@ class Recording(Profiler):
     @contextmanager
     def watching(self, place, device):
         self.calls_before = self.net.calls
-        yield self.range
+        yield self
 
     @contextmanager
     def range(self, name):
