@@ -31,7 +31,7 @@ class Line:
     Attributes:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
-        rough: why the marker of a position is hollow.
+        rough: for each point why its marker is hollow; empty where it is not.
         odd: positions to ring, each with its words.
         predicted: predictions with their intervals by position; they replace the line between the points.
     """
@@ -41,7 +41,7 @@ class Line:
     y: tuple[Interval, ...]
     color: int = 0
     is_light: bool = False
-    rough: Mapping[float, str] = field(default_factory=dict)
+    rough: tuple[str, ...] = ()
     odd: Mapping[float, str] = field(default_factory=dict)
     predicted: Mapping[float, Interval] = field(default_factory=dict)
 

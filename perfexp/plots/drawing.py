@@ -135,8 +135,8 @@ def _line(axes: Any, line: Line, factor: float) -> None:
     axes.plot(x, values, marker=marker, label=plain(line.label), **look)
     caps = {"elinewidth": 1.5, "capsize": 0 if line.is_light else 5}
     axes.errorbar(x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, alpha=alpha, **caps)
-    for reason in dict.fromkeys(map(line.rough.get, filter(line.rough.get, line.x))):
-        hollow = numpy.array([line.rough.get(place) == reason for place in line.x])
+    for reason in dict.fromkeys(filter(None, line.rough)):
+        hollow = numpy.array(line.rough) == reason
         look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": f"≈ {reason}"}
         axes.plot(x[hollow], values[hollow], marker, color=color, **look)
     if line.predicted:

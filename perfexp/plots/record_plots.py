@@ -257,23 +257,28 @@ def lines_of(
     lines = []
     for color, name in enumerate(dict.fromkeys(one.name for one in placed)):
         own = sorted(((one.x, one.row) for one in placed if one.name == name and one.row), key=lambda point: point[0])
-        points = {x: known for x, row in own if (known := value(row))}
+        points = [(x, row, known) for x, row in own if (known := value(row))]
         odd = odd_sizes([row for _, row in own]) if is_judged else {}
-        # a peak of the memory has no interval
-        rough = {x: "no interval" for x, y in points.items() if y.low is None and metric != PEAK_MEMORY}
-        rough |= {x: "estimated" for x, row in own if (one := find_metric(row, metric)) and one.estimated}
         if points:
             line = Line(
                 label=name,
-                x=tuple(points),
-                y=tuple(points.values()),
+                x=tuple(x for x, _, _ in points),
+                y=tuple(y for _, _, y in points),
                 color=color,
-                rough=rough,
+                rough=tuple(_rough(row, y, metric) for _, row, y in points),
                 odd={x: _odd_text(row.key, odd[row.key]) for x, row in own if row.key in odd},
                 predicted=dict(sorted((x, y) for label, x, y in predicted if label == name)),
             )
             lines.append(line)
     return tuple(lines)
+
+
+def _rough(row: Row, value: Interval, metric: str) -> str:
+    """Why the marker of a value is hollow; empty where it is not."""
+    if (found := find_metric(row, metric)) and found.estimated:
+        return "estimated"
+    # a peak of the memory has no interval
+    return "no interval" if value.low is None and metric != PEAK_MEMORY else ""
 
 
 def _odd_text(key: Key, odd: Odd) -> str:
