@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -117,6 +118,7 @@ class StoppingRule(Protocol):
         """Return about how long a series takes, overtime excluded; None if only its calls are limited."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Precision:
     """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
 
@@ -146,57 +148,44 @@ class Precision:
         steady_seconds: longest wait for it.
     """
 
-    def __init__(
-        self,
-        *,
-        target: float = 0.01,
-        min_seconds: float = 0.0,
-        max_seconds: float = 5.0,
-        max_calls: int = 1_000_000,
-        min_calls: int = 5,
-        warmup_calls: int = 3,
-        warmup_seconds: float = 0.5,
-        min_effective: float = estimators.FEW,
-        tail_percentile: float = 50.0,
-        processes: int = 1,
-        most_processes: int | None = None,
-        budget_seconds: float = 0.0,
-        steady: Steady | None = None,
-        steady_seconds: float = 120.0,
-    ) -> None:
-        for name, value in (("target", target), ("max_seconds", max_seconds)):
-            if not 0 < value <= _MOST_SECONDS:
+    target: float = 0.01
+    min_seconds: float = 0.0
+    max_seconds: float = 5.0
+    max_calls: int = 1_000_000
+    min_calls: int = 5
+    warmup_calls: int = 3
+    warmup_seconds: float = 0.5
+    min_effective: float = estimators.FEW
+    tail_percentile: float = 50.0
+    processes: int = 1
+    most_processes: int | None = None
+    budget_seconds: float = 0.0
+    steady: Steady | None = None
+    steady_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        self.most_processes = self.most_processes or self.processes
+        for name in ("target", "max_seconds"):
+            if not 0 < (value := getattr(self, name)) <= _MOST_SECONDS:
                 raise UserError(f"stopping.{name}={value}: a positive and finite number, at most {_MOST_SECONDS:,}.")
-        for name, value, least, most in (
-            ("max_calls", max_calls, 1, _MOST_CALLS),
-            ("min_calls", min_calls, 1, _MOST_CALLS),
-            ("warmup_calls", warmup_calls, 0, _MOST_CALLS),
-            ("warmup_seconds", warmup_seconds, 0, _MOST_SECONDS),
-            ("min_seconds", min_seconds, 0, max_seconds),
-            ("min_effective", min_effective, 0, _MOST_CALLS),
-            ("processes", processes, 1, _MOST_PROCESSES),
-            ("most_processes", most_processes or processes, processes, _MOST_PROCESSES),
-            ("budget_seconds", budget_seconds, 0, _MOST_SECONDS),
-            ("steady_seconds", steady_seconds, 0, _MOST_SECONDS),
+        for name, least, most in (
+            ("max_calls", 1, _MOST_CALLS),
+            ("min_calls", 1, _MOST_CALLS),
+            ("warmup_calls", 0, _MOST_CALLS),
+            ("warmup_seconds", 0, _MOST_SECONDS),
+            ("min_seconds", 0, self.max_seconds),
+            ("min_effective", 0, _MOST_CALLS),
+            ("processes", 1, _MOST_PROCESSES),
+            ("most_processes", self.processes, _MOST_PROCESSES),
+            ("budget_seconds", 0, _MOST_SECONDS),
+            ("steady_seconds", 0, _MOST_SECONDS),
         ):
-            if not least <= value <= most:
+            if not least <= (value := getattr(self, name)) <= most:
                 raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
-        self.target = target
-        self.min_seconds = min_seconds
-        self.max_seconds = max_seconds
-        self.max_calls = max_calls
-        self.min_calls = min_calls
-        self.warmup_calls = warmup_calls
-        self.warmup_seconds = warmup_seconds
-        if not 0 < tail_percentile < 100:
-            raise UserError(f"stopping.tail_percentile={tail_percentile}: above 0 and below 100.")
-        self.min_effective = min_effective
-        self.tail_percentile = tail_percentile
-        self.processes = processes
-        self.most_processes = most_processes or processes
-        self.budget_seconds = budget_seconds
+        if not 0 < self.tail_percentile < 100:
+            raise UserError(f"stopping.tail_percentile={self.tail_percentile}: above 0 and below 100.")
         self.overtime_seconds = _OVERTIME_SECONDS
-        self.settling_seconds = 0.0 if steady is None else steady_seconds
+        self.settling_seconds = 0.0 if self.steady is None else self.steady_seconds
 
     def begin(
         self,

@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import ge
 from typing import Protocol, TypeVar
@@ -52,43 +53,48 @@ class Sweep(Protocol):
         """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
 
 
-class Point:
-    """Every input size with every batch size."""
+@dataclass(kw_only=True, eq=False)
+class Skipping:
+    """What points that need too much memory change, as in `Sweep`."""
 
-    def __init__(self, *, skip_larger: bool = False, skip_oom: bool = False, oom: Oom = Oom.record) -> None:
-        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
+    skip_larger: bool = False
+    skip_oom: bool = False
+    oom: Oom = Oom.record
+
+    def __post_init__(self) -> None:
+        self.oom = Oom(self.oom)  # a plan has its name
+
+
+@dataclass(kw_only=True, eq=False)
+class Point(Skipping):
+    """Every input size with every batch size."""
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         return _combined(sizes, batch_sizes)
 
 
-class Sizes:
+@dataclass(kw_only=True, eq=False)
+class Sizes(Skipping):
     """Evenly spaced square sizes, from and to a side in pixels."""
 
-    def __init__(
-        self,
-        *,
-        num_sizes: int,
-        min_size: int,
-        max_size: int,
-        skip_larger: bool = False,
-        skip_oom: bool = False,
-        oom: Oom = Oom.record,
-    ) -> None:
-        if num_sizes < 1 or min_size < 1 or max_size < min_size:
+    num_sizes: int
+    min_size: int
+    max_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_sizes < 1 or self.min_size < 1 or self.max_size < self.min_size:
             raise UserError(
-                f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; "
-                f"given: num_sizes={num_sizes}, min_size={min_size}, max_size={max_size}."
+                f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: num_sizes={self.num_sizes}, "
+                f"min_size={self.min_size}, max_size={self.max_size}."
             )
-        if max_size > _MOST_PIXELS:
-            raise UserError(f"sweep.max_size={max_size}: at most {_MOST_PIXELS:,} pixels a side.")
-        if num_sizes > max_size - min_size + 1:
+        if self.max_size > _MOST_PIXELS:
+            raise UserError(f"sweep.max_size={self.max_size}: at most {_MOST_PIXELS:,} pixels a side.")
+        if self.num_sizes > (possible := self.max_size - self.min_size + 1):
             raise UserError(
-                f"sweep=sizes: there are only {max_size - min_size + 1} sizes from {min_size} to {max_size}, "
-                f"not {num_sizes}. Lower sweep.num_sizes or widen the range."
+                f"sweep=sizes: there are only {possible} sizes from {self.min_size} to {self.max_size}, "
+                f"not {self.num_sizes}. Lower sweep.num_sizes or widen the range."
             )
-        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
-        self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if sizes:
@@ -98,19 +104,15 @@ class Sizes:
         return _combined([(side, side) for side in sides], batch_sizes)
 
 
-class BatchSizes:
+@dataclass(kw_only=True, eq=False)
+class BatchSizes(Skipping):
     """A list of batch sizes, in samples per call."""
 
-    def __init__(
-        self,
-        *,
-        batch_sizes: Sequence[int],
-        skip_larger: bool = False,
-        skip_oom: bool = False,
-        oom: Oom = Oom.record,
-    ) -> None:
-        self.skip_larger, self.skip_oom, self.oom = skip_larger, skip_oom, Oom(oom)  # a plan has its name
-        self.batch_sizes = parse_batch_sizes(list(batch_sizes))
+    batch_sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_sizes = parse_batch_sizes(list(self.batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if batch_sizes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from perfexp.models import Session
 _SIZE = cifar_files.SHAPE[1:]
 
 
-class Cifar:
+@dataclass(kw_only=True, eq=False)
+class Cifar(Loading):
     """The images of CIFAR-10 or CIFAR-100, or others in their format, with a class each.
 
     Training images are shuffled, cropped with a border of four black pixels and mirrored at random. All are normalized
@@ -35,25 +37,21 @@ class Cifar:
     labelled = True
     held_out = True
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        classes: int = 10,
-        pipeline: Pipeline = Pipeline.loader,
-        download: bool = False,
-        workers: int = 2,
-        pin_memory: bool = True,
-        prefetch_factor: int = 2,
-    ) -> None:
-        if classes not in cifar_files.FORMATS:
-            raise UserError(f"data.classes={classes}: set 10 or 100, which data=cifar10 and data=cifar100 do.")
-        folder, self._pipeline = Path(root).expanduser(), Pipeline(pipeline)  # a plan has its name
-        self.workers = workers if self._pipeline is Pipeline.loader else 0
-        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
-        if download:
-            cifar_archive.ensure(folder, classes)
-        contents = cifar_files.read(folder, classes)
+    root: str
+    classes: int = 10
+    pipeline: Pipeline = Pipeline.loader
+    download: bool = False
+    pin_memory: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes not in cifar_files.FORMATS:
+            raise UserError(f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 do.")
+        folder, self.pipeline = Path(self.root).expanduser(), Pipeline(self.pipeline)  # a plan has its name
+        self.workers = self.workers if self.pipeline is Pipeline.loader else 0
+        if self.download:
+            cifar_archive.ensure(folder, self.classes)
+        contents = cifar_files.read(folder, self.classes)
         self.num_classes: int | None = len(contents.classes)
         self.num_samples: int | None = len(contents.train.labels)
         self._train, self._test = _tensors(contents.train), _tensors(contents.test)
@@ -67,7 +65,7 @@ class Cifar:
                 f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: leave input_size out, or set 32."
             )
         pixels, labels = self._train if training else self._test
-        if self._pipeline is Pipeline.device:
+        if self.pipeline is Pipeline.device:
             return nullcontext(
                 DeviceBatches(
                     pixels,
@@ -81,7 +79,7 @@ class Cifar:
             )
         preparation = Prepared(pixels, labels, Augmentation(*self._mean_and_std, _SIZE), training=training)
         order = Order(len(labels), seed if training else None)
-        return self._loading.open(Samples(range(len(labels)), preparation), session, batch_size, training, seed, order)
+        return self.batches(Samples(range(len(labels)), preparation), session, batch_size, training, seed, order)
 
 
 class Prepared(Preparation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from perfexp.models import Session
 _SCALES = (0.5, 2.0)
 
 
-class Cityscapes:
+@dataclass(kw_only=True, eq=False)
+class Cityscapes(Loading):
     """A folder with images leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/{train,val}/CITY/….
 
     A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
@@ -29,12 +31,13 @@ class Cityscapes:
     evaluation. The arguments are those of `perfexp.data.images.Images`. Raises `UserError` if the folder is incomplete.
     """
 
-    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
-        self._root = Path(root).expanduser()
-        self.workers = workers
-        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
-        self._train, self._val = find_pairs(self._root, "train"), find_pairs(self._root, "val")
-        self.labelled = not (self._root / MADE).is_file()  # an accuracy on made masks would mean nothing
+    root: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        folder = Path(self.root).expanduser()
+        self._train, self._val = find_pairs(folder, "train"), find_pairs(folder, "val")
+        self.labelled = not (folder / MADE).is_file()  # an accuracy on made masks would mean nothing
         self.num_classes: int | None = len(CLASSES)
         self.num_samples: int | None = len(self._train)
         self.held_out = True
@@ -45,10 +48,10 @@ class Cityscapes:
         pairs = self._train if training else self._val
         order = Order(len(pairs), seed if training else None)
         preparation = _preparation(session, input_size, training=training)
-        if not self._loading.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
+        if not self.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
             random.seed(seed)
             np.random.seed(seed % 2**32)
-        return self._loading.open(Samples(pairs, preparation), session, batch_size, training, seed, order)
+        return self.batches(Samples(pairs, preparation), session, batch_size, training, seed, order)
 
 
 class Crops(Preparation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from perfexp.errors import UserError
 from perfexp.models import Session
 
 
-class Clips:
+@dataclass(kw_only=True, eq=False)
+class Clips(Loading):
     """A folder with one subfolder of frames per video, or just frames, in the order of their names.
 
     A video is cut into clips of a number of frames; a shorter one repeats its last frame, a shorter rest is left out.
@@ -31,16 +33,16 @@ class Clips:
 
     labelled = False
     held_out = False
-    num_classes: int | None = None
 
-    def __init__(
-        self, *, root: str, frames: int = 10, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2
-    ) -> None:
-        if frames < 1:
-            raise UserError(f"data.frames={frames}: set 1 or more.")
-        self.workers = workers
-        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
-        self._clips = [clip for video in _videos(Path(root).expanduser()) for clip in _cut(video, frames)]
+    root: str
+    frames: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frames < 1:
+            raise UserError(f"data.frames={self.frames}: set 1 or more.")
+        self._clips = [clip for video in _videos(Path(self.root).expanduser()) for clip in _cut(video, self.frames)]
+        self.num_classes: int | None = None
         self.num_samples: int | None = len(self._clips)
 
     def open(
@@ -48,7 +50,7 @@ class Clips:
     ) -> closing[LoadedBatches]:
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
-        return self._loading.open(Samples(self._clips, _Frames(input_size)), session, batch_size, training, seed)
+        return self.batches(Samples(self._clips, _Frames(input_size)), session, batch_size, training, seed)
 
 
 class _Frames(Preparation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 
 
-class Images:
+@dataclass(kw_only=True, eq=False)
+class Images(Loading):
     """A folder with one subfolder of images per class; or `train` and `val`, each such a folder; or just images.
 
     Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
@@ -33,10 +35,11 @@ class Images:
         prefetch_factor: batches that each worker loads ahead.
     """
 
-    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
-        self._root = Path(root).expanduser()
-        self.workers = workers
-        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
+    root: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._root = Path(self.root).expanduser()
         self._train, self._val = _find_splits(self._root)
         self.labelled = bool(self._train.classes)
         self.num_classes = len(self._train.classes) or None
@@ -53,7 +56,7 @@ class Images:
                 "use mode=inference."
             )
         samples = Samples(items, _Crops(input_size, training=training))
-        return self._loading.open(samples, session, batch_size, training, seed)
+        return self.batches(samples, session, batch_size, training, seed)
 
 
 class _Crops(Preparation):

@@ -100,13 +100,19 @@ class Order(Sampler[int]):
                 return
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Loading:
-    """Settings of a loader of images, as in `perfexp.data.images.Images`; `UserError` if a number is too small."""
+    """Base of data that processes load; `UserError` if a number is too small.
 
-    workers: int
-    pin_memory: bool
-    prefetch_factor: int
+    Args:
+        workers: number of processes that load samples; 0 loads them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
+        prefetch_factor: batches that each worker loads ahead.
+    """
+
+    workers: int = 2
+    pin_memory: bool = False
+    prefetch_factor: int = 2
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.prefetch_factor < 1:
@@ -144,7 +150,7 @@ class Loading:
             worker_init_fn=partial(_tie, os.getpid()),
         )
 
-    def open(
+    def batches(
         self, samples: Samples, session: Session, batch_size: int, training: bool, seed: int, order: Order | None = None
     ) -> closing[LoadedBatches]:
         """Batches of samples, closed on leaving; see `loader`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from perfexp.errors import UserError
 from perfexp.models import Session
 
 
-class Skeletons:
+@dataclass(kw_only=True, eq=False)
+class Skeletons(Loading):
     """Repetitions of gestures in the layout of IntelliRehabDS; see `perfexp.data.skeleton_files`.
 
     Each is resampled to the frames of the input size. Columns are standardized by mean and deviation of the training
@@ -37,28 +39,24 @@ class Skeletons:
     labelled = True
     held_out = True
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        gestures: int = 9,
-        joints: int = 25,
-        val_subjects: Sequence[str] | None = None,
-        workers: int = 0,
-        pin_memory: bool = True,
-        prefetch_factor: int = 2,
-    ) -> None:
-        for key, value, least in (("gestures", gestures, 2), ("joints", joints, 1)):
-            if value < least:
+    root: str
+    gestures: int = 9
+    joints: int = 25
+    val_subjects: Sequence[str] | None = None
+    workers: int = 0
+    pin_memory: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, least in (("gestures", 2), ("joints", 1)):
+            if (value := getattr(self, key)) < least:
                 raise UserError(f"data.{key}={value}: set {least} or more.")
-        self.workers = workers
-        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
-        self._columns = 3 * joints
-        contents = skeleton_files.read(Path(root).expanduser(), gestures=gestures, columns=self._columns)
+        self._columns = 3 * self.joints
+        contents = skeleton_files.read(Path(self.root).expanduser(), gestures=self.gestures, columns=self._columns)
         self._repetitions, self.problems = contents.repetitions, contents.problems
-        held_out = None if val_subjects is None else list(map(str, val_subjects))
+        held_out = None if self.val_subjects is None else list(map(str, self.val_subjects))
         self._train, self._val = skeleton_files.split(self._repetitions, held_out)
-        self.num_classes: int | None = gestures
+        self.num_classes: int | None = self.gestures
         self.num_samples: int | None = len(self._train)
         self._standardized = cache(self._standardized_in)
 
@@ -74,7 +72,7 @@ class Skeletons:
         inputs, labels = self._standardized(frames, training)
         order = Order(len(labels), seed if training else None)
         samples = Samples(range(len(labels)), Movements(inputs, labels))
-        return self._loading.open(samples, session, batch_size, training, seed, order)
+        return self.batches(samples, session, batch_size, training, seed, order)
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Movements in a number of frames, and their labels, of one side of the split."""

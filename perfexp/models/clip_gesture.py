@@ -45,6 +45,7 @@ _SHAPES = {
 }
 
 
+@dataclass(kw_only=True, eq=False)
 class ClipGesture:
     """A classifier whose scores are cosines between a movement and the prompts of its gestures.
 
@@ -57,71 +58,64 @@ class ClipGesture:
         weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "clip_gesture",
-        size: ClipSize = ClipSize.tiny,
-        backbone: Backbone = Backbone.skeleton,
-        joints: int = 25,
-        frames: int = 10,
-        gestures: Sequence[str] | None = None,
-        temperature: float = 0.05,
-        contrastive_weight: float = 0.6,
-        dropout: float = 0.1,
-        weights: str | None = None,
-        weights_dir: str | None = None,
-    ) -> None:
-        self.name, self._size, self._backbone = name, ClipSize(size), Backbone(backbone)  # a plan has their names
-        self._joints, self._frames, self._dropout = joints, frames, dropout
-        self._gestures = gestures = list(gestures or GESTURES)
-        self._temperature, self._contrastive_weight = temperature, contrastive_weight
-        self._weights, self._weights_dir = weights, weights_dir
-        for key, value, is_possible, allowed in (
-            ("joints", joints, joints >= 1, "1 joint or more"),
-            ("frames", frames, frames >= 1, "1 frame or more"),
-            ("gestures", gestures, len(set(gestures)) == len(gestures) > 1, "two names or more, all different"),
-            ("temperature", temperature, temperature > 0, "a positive number"),
-            ("contrastive_weight", contrastive_weight, 0 <= contrastive_weight <= 1, "a number from 0 to 1"),
-            ("dropout", dropout, 0 <= dropout < 1, "a number from 0, below 1"),
+    name: str = "clip_gesture"
+    size: ClipSize = ClipSize.tiny
+    backbone: Backbone = Backbone.skeleton
+    joints: int = 25
+    frames: int = 10
+    gestures: Sequence[str] | None = None
+    temperature: float = 0.05
+    contrastive_weight: float = 0.6
+    dropout: float = 0.1
+    weights: str | None = None
+    weights_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self.size, self.backbone = ClipSize(self.size), Backbone(self.backbone)  # a plan has their names
+        self._names = names = list(self.gestures or GESTURES)
+        for key, is_possible, allowed in (
+            ("joints", self.joints >= 1, "1 joint or more"),
+            ("frames", self.frames >= 1, "1 frame or more"),
+            ("gestures", len(set(names)) == len(names) > 1, "two names or more, all different"),
+            ("temperature", self.temperature > 0, "a positive number"),
+            ("contrastive_weight", 0 <= self.contrastive_weight <= 1, "a number from 0 to 1"),
+            ("dropout", 0 <= self.dropout < 1, "a number from 0, below 1"),
         ):
             if not is_possible:
-                raise UserError(f"model.{key}={value}: set {allowed}.")
+                raise UserError(f"model.{key}={getattr(self, key)}: set {allowed}.")
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> ClipSession:
         """See `Model`."""
-        classes = len(self._gestures)
+        classes = len(self._names)
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, and model.gestures names {classes}: name them all.")
-        file = find_weights(self.name, self._weights, self._weights_dir)
+        file = find_weights(self.name, self.weights, self.weights_dir)
         torch.manual_seed(seed)
         module = self._build()
         if file is not None:
             load_weights(module, file)
-        is_clip = self._backbone is Backbone.image
+        is_clip = self.backbone is Backbone.image
         return ClipSession(
             module,
-            kind=Gesture(
-                classes, frames=self._frames if is_clip else None, contrastive_weight=self._contrastive_weight
-            ),
+            kind=Gesture(classes, frames=self.frames if is_clip else None, contrastive_weight=self.contrastive_weight),
             name=self.name,
             device=device,
             precision=precision,
             execution=execution,
-            facts={"weights": str(file or f"random, seed {seed}"), "size": self._size.value},
+            facts={"weights": str(file or f"random, seed {seed}"), "size": self.size.value},
         )
 
     def _build(self) -> ClipClassifier:
-        shape = _SHAPES[self._size]
-        texts = TextEncoder([PROMPT.format(name) for name in self._gestures], *shape.text, shape.embedding)
+        shape = _SHAPES[self.size]
+        texts = TextEncoder([PROMPT.format(name) for name in self._names], *shape.text, shape.embedding)
         inputs: torch.nn.Module
-        if self._backbone is Backbone.image:
+        if self.backbone is Backbone.image:
             inputs = FrameEncoder(import_torchvision().models.vit_b_32(num_classes=shape.embedding))
         else:
-            inputs = SequenceEncoder(_COORDINATES * self._joints, *shape.sequence, self._dropout, shape.embedding)
-        return ClipClassifier(inputs, texts, num_classes=len(self._gestures), temperature=self._temperature)
+            inputs = SequenceEncoder(_COORDINATES * self.joints, *shape.sequence, self.dropout, shape.embedding)
+        return ClipClassifier(inputs, texts, num_classes=len(self._names), temperature=self.temperature)
 
 
 class Gesture(Classification):

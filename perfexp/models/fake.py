@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfexp.devices import Device
@@ -30,6 +31,7 @@ def _act_out(fault: str, device: FakeDevice, text: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSEGV)
 
 
+@dataclass(kw_only=True, eq=False)
 class FakeModel:
     """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
 
@@ -45,28 +47,22 @@ class FakeModel:
             SIGSEGV to the process).
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "fake",
-        base_seconds: float = 1e-3,
-        seconds_per_megapixel: float = 0.02,
-        noise: float = 0.01,
-        launches: int = 1,
-        smallest: int = 1,
-        stairs: float = 0.0,
-        waits: bool = False,
-        cold_seconds: float = 0.0,
-        weight_bytes: int = 0,
-        bytes_per_pixel: int = 0,
-        faults: Mapping[str, int | None] | None = None,
-    ) -> None:
-        self.name, self.noise, self.launches, self.smallest, self.waits = name, noise, launches, smallest, waits
-        self.stairs = stairs
-        self.base_seconds, self.seconds_per_megapixel = base_seconds, seconds_per_megapixel
-        self.cold_seconds, self.weight_bytes, self.bytes_per_pixel = cold_seconds, weight_bytes, bytes_per_pixel
-        self.faults = {fault: pixels for fault, pixels in (faults or {}).items() if pixels is not None}
-        if unknown := self.faults.keys() - set(_FAULTS):
+    name: str = "fake"
+    base_seconds: float = 1e-3
+    seconds_per_megapixel: float = 0.02
+    noise: float = 0.01
+    launches: int = 1
+    smallest: int = 1
+    stairs: float = 0.0
+    waits: bool = False
+    cold_seconds: float = 0.0
+    weight_bytes: int = 0
+    bytes_per_pixel: int = 0
+    faults: Mapping[str, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.limits = {fault: pixels for fault, pixels in (self.faults or {}).items() if pixels is not None}
+        if unknown := self.limits.keys() - set(_FAULTS):
             raise UserError(f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}.")
 
     def open(
@@ -92,7 +88,7 @@ class FakeSession(Session):
         if min(input_size) < self._model.smallest:
             raise Unsupported(f"{self._model.name} can't take {height} × {width}: at least {self._model.smallest}.")
         pixels = batch_size * height * width
-        for fault, most in self._model.faults.items():
+        for fault, most in self._model.limits.items():
             if pixels > most:
                 _act_out(fault, self.device, f"scripted: {pixels} pixels are more than {most}")
         return Batch(inputs=pixels, targets=None)

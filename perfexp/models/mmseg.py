@@ -28,6 +28,7 @@ from perfexp.work.tensors import tensors_in
 _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 
+@dataclass(kw_only=True, eq=False)
 class Mmseg:
     """A model that a configuration of mmsegmentation describes.
 
@@ -40,32 +41,26 @@ class Mmseg:
         options: further settings of the configuration, by dotted keys.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        config: str,
-        weights: str | None = None,
-        weights_dir: str | None = None,
-        num_classes: int | None = None,
-        output: str = "raw",
-        optimizer: str | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        if output not in ("raw", "predict"):
-            raise UserError(f"model.output={output}: raw or predict.")
-        if optimizer not in (None, "own", "mode"):
-            raise UserError(f"model.optimizer={optimizer}: own or mode.")
-        self.name = name
-        self._config, self._options = config, dict(options or {})
-        self._weights, self._weights_dir = weights, weights_dir
-        self._num_classes, self._output, self._optimizer = num_classes, output, optimizer
+    name: str
+    config: str
+    weights: str | None = None
+    weights_dir: str | None = None
+    num_classes: int | None = None
+    output: str = "raw"
+    optimizer: str | None = None
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.output not in ("raw", "predict"):
+            raise UserError(f"model.output={self.output}: raw or predict.")
+        if self.optimizer not in (None, "own", "mode"):
+            raise UserError(f"model.optimizer={self.optimizer}: own or mode.")
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> MmsegSession:
-        config, source = read_config(self._config, self._options)
-        classes = self._num_classes or num_classes
+        config, source = read_config(self.config, dict(self.options or {}))
+        classes = self.num_classes or num_classes
         if classes is not None:
             set_classes(config.model, classes)
         classes = classes_of(config.model)
@@ -74,18 +69,18 @@ class Mmseg:
         shared = is_shared() and device.kind == "cuda"  # SyncBatchNorm supports no other device
         alone = not shared and without_sync_batch_norm(config.model)
         torch.manual_seed(seed)
-        module = build(config.model, self._config)
-        if (file := find_weights(self.name, self._weights, self._weights_dir)) is not None:
+        module = build(config.model, self.config)
+        if (file := find_weights(self.name, self.weights, self.weights_dir)) is not None:
             load_weights(module, file)
         facts = {"weights": str(file or f"random, seed {seed}"), "config": source}
-        facts |= {"mmsegmentation": version(), "output": self._output}
+        facts |= {"mmsegmentation": version(), "output": self.output}
         if alone:
             facts["sync_batch_norm"] = "as batch norm: it needs several CUDA devices"
         return MmsegSession(
             module,
             config=config,
-            output=self._output,
-            own_optimizer=self._optimizer != "mode",
+            output=self.output,
+            own_optimizer=self.optimizer != "mode",
             kind=Segmentation(classes),
             name=self.name,
             device=device,

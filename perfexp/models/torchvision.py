@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ _IMAGENET_CLASSES = 1000
 _RECOMMENDED = ("DEFAULT", "torchvision")
 
 
+@dataclass(kw_only=True, eq=False)
 class Torchvision:
     """A model that torchvision builds.
 
@@ -38,36 +40,32 @@ class Torchvision:
         weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        weights: str | None = None,
-        weights_dir: str | None = None,
-        num_classes: int | None = None,
-        frames: int = 16,
-        stem: Stem = Stem.imagenet,
-        kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        self.name, self._weights, self._weights_dir = name, weights, weights_dir
-        self._num_classes, self._frames, self._kwargs = num_classes, frames, dict(kwargs or {})
-        self._stem = Stem(stem)  # a plan has its name
+    name: str
+    weights: str | None = None
+    weights_dir: str | None = None
+    num_classes: int | None = None
+    frames: int = 16
+    stem: Stem = Stem.imagenet
+    kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.stem = Stem(self.stem)  # a plan has its name
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> TorchSession:
         package, published = self._package(), self._published_weights()
-        file = find_weights(self.name, self._weights, self._weights_dir) if published is None else None
+        file = find_weights(self.name, self.weights, self.weights_dir) if published is None else None
         own = len(published.meta["categories"]) if published is not None else num_classes
-        classes = self._num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
+        classes = self.num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
             raise UserError(
                 f"The data has {num_classes} classes, {self.name} with these settings has {classes}. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
-        if published is not None and self._stem is Stem.cifar:
+        if published is not None and self.stem is Stem.cifar:
             raise UserError(f"The weights {published} are for model.stem=imagenet; leave one of the two out.")
-        settings = self.name, published, classes, self._stem, self._kwargs
+        settings = self.name, published, classes, self.stem, self.kwargs or {}
         module = initialized(partial(self._build, published, classes), *settings, seed=seed)
         if file is not None:
             load_weights(module, file)
@@ -92,15 +90,15 @@ class Torchvision:
         package = str(models.get_model_builder(self.name).__module__).split(".")[2]
         if package in REFUSED:
             raise UserError(f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another model.")
-        if self._kwargs.get("quantize"):
+        if (self.kwargs or {}).get("quantize"):
             raise UserError(f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it.")
         return package
 
     def _published_weights(self) -> Any:
-        if self._weights is None:
+        if self.weights is None:
             return None
         published = models.get_model_weights(self.name.removeprefix("quantized_"))
-        name = "DEFAULT" if self._weights in _RECOMMENDED else self._weights.rpartition(".")[2]
+        name = "DEFAULT" if self.weights in _RECOMMENDED else self.weights.rpartition(".")[2]
         return published[name] if name in published.__members__ else None
 
     def _build(self, weights: Any, classes: int) -> torch.nn.Module:
@@ -112,7 +110,7 @@ class Torchvision:
             with warnings.catch_warnings():
                 for kind in (FutureWarning, DeprecationWarning):  # a builder's new default, torch's end of quantization
                     warnings.simplefilter("ignore", kind)
-                module = builder(progress=False, **settings, **self._kwargs)
+                module = builder(progress=False, **settings, **(self.kwargs or {}))
         except OSError as error:
             raise UserError(
                 f"The weights {settings['weights']} could not be downloaded: {error}. Download them elsewhere and name "
@@ -121,7 +119,7 @@ class Torchvision:
         except (TypeError, ValueError) as error:
             raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
         assert isinstance(module, torch.nn.Module)
-        if self._stem is Stem.cifar:
+        if self.stem is Stem.cifar:
             self._give_small_stem(module)
         return module
 
@@ -135,5 +133,5 @@ class Torchvision:
 
     def _kind(self, package: str, classes: int) -> Kind:
         if package == "video":
-            return VideoClassification(classes, frames=self._frames)
+            return VideoClassification(classes, frames=self.frames)
         return Segmentation(classes) if package == "segmentation" else Classification(classes)

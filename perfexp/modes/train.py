@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,24 @@ _OF_SGD = ("momentum", "nesterov")
 _OF_ANY_MODEL = ("mode.train.patience", "mode.train.eval_every", "mode.train.log_every")
 
 
+_ABOVE_0, _BELOW_1 = math.ulp(0.0), math.nextafter(1.0, 0.0)
+#: Least and largest values of settings that are not None, and words for both.
+_POSSIBLE = {
+    "warmup_steps": (0, math.inf, "0 or more steps"),
+    "warmup_epochs": (0, math.inf, "0 or more epochs"),
+    "decay_epochs": (1, math.inf, "1 epoch or more"),
+    "decay_factor": (_ABOVE_0, 1, "a number above 0, up to 1"),
+    "label_smoothing": (0, _BELOW_1, "a number from 0, below 1"),
+    "clip_grad_norm": (_ABOVE_0, sys.float_info.max, "a positive number"),
+    "ema": (_ABOVE_0, _BELOW_1, "a decay between 0 and 1, for example 0.999"),
+    "eval_every": (1, math.inf, "1 epoch or more, or null"),
+    "patience": (1, math.inf, "1 evaluation or more, or null"),
+    "log_every": (1, math.inf, "1 step or more, or null"),
+    "save_every": (1, math.inf, "1 epoch or more, or null"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
 class Train:
     """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …).
 
@@ -36,55 +56,32 @@ class Train:
         batch_size: batch sizes of training in the plan; None for those of all phases.
     """
 
-    def __init__(
-        self,
-        *,
-        optimizer: dict[str, Any],
-        schedule: Schedule = Schedule.constant,
-        warmup_steps: int = 0,
-        warmup_epochs: int = 0,
-        decay_epochs: int = 30,
-        decay_factor: float = 0.1,
-        label_smoothing: float = 0.0,
-        clip_grad_norm: float | None = None,
-        ema: float | None = None,
-        eval_every: int | None = None,
-        patience: int | None = None,
-        log_every: int | None = None,
-        checkpoints: bool = False,
-        save_every: int | None = None,
-        resume_from: str | None = None,
-        batch_size: Any = None,
-    ) -> None:
-        self.optimizer = _checked(optimizer)
-        self.schedule, self.warmup_steps, self.warmup_epochs = Schedule(schedule), warmup_steps, warmup_epochs
-        self.decay_epochs, self.decay_factor = decay_epochs, decay_factor
-        self.label_smoothing, self.clip_grad_norm, self.ema = label_smoothing, clip_grad_norm, ema
-        self.eval_every, self.patience, self.log_every = eval_every or (1 if patience else None), patience, log_every
-        self.checkpoints, self.save_every, self.resume_from = checkpoints, save_every, resume_from
-        for key, value, is_possible, allowed in (
-            ("warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more steps"),
-            ("warmup_epochs", warmup_epochs, warmup_epochs >= 0, "0 or more epochs"),
-            ("decay_epochs", decay_epochs, decay_epochs >= 1, "1 epoch or more"),
-            ("decay_factor", decay_factor, 0 < decay_factor <= 1, "a number above 0, up to 1"),
-            ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "a number from 0, below 1"),
-            (
-                "clip_grad_norm",
-                clip_grad_norm,
-                clip_grad_norm is None or 0 < clip_grad_norm < math.inf,
-                "a positive number",
-            ),
-            ("ema", ema, ema is None or 0 < ema < 1, "a decay between 0 and 1, for example 0.999"),
-            ("eval_every", eval_every, eval_every is None or eval_every >= 1, "1 epoch or more, or null"),
-            ("patience", patience, patience is None or patience >= 1, "1 evaluation or more, or null"),
-            ("log_every", log_every, log_every is None or log_every >= 1, "1 step or more, or null"),
-            ("save_every", save_every, save_every is None or save_every >= 1, "1 epoch or more, or null"),
-        ):
-            if not is_possible:
+    optimizer: dict[str, Any]
+    schedule: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    warmup_epochs: int = 0
+    decay_epochs: int = 30
+    decay_factor: float = 0.1
+    label_smoothing: float = 0.0
+    clip_grad_norm: float | None = None
+    ema: float | None = None
+    eval_every: int | None = None
+    patience: int | None = None
+    log_every: int | None = None
+    checkpoints: bool = False
+    save_every: int | None = None
+    resume_from: str | None = None
+    batch_size: Any = None
+
+    def __post_init__(self) -> None:
+        self.optimizer, self.schedule = _checked(self.optimizer), Schedule(self.schedule)  # a plan has its name
+        for key, (least, most, allowed) in _POSSIBLE.items():
+            if (value := getattr(self, key)) is not None and not least <= value <= most:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
-        if save_every and not checkpoints:
-            raise UserError(f"mode.train.save_every={save_every} needs mode.train.checkpoints=true.")
-        if warmup_steps and warmup_epochs:
+        self.eval_every = self.eval_every or (1 if self.patience else None)
+        if self.save_every and not self.checkpoints:
+            raise UserError(f"mode.train.save_every={self.save_every} needs mode.train.checkpoints=true.")
+        if self.warmup_steps and self.warmup_epochs:
             raise UserError("mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one of them.")
 
     @property

@@ -179,33 +179,48 @@ def with_earlier_names(group: str, node: type) -> type:
 
 
 def _settings_class(name: str, target: str) -> type:
-    members: list[Any] = [("_target_", str, field(default=MISSING))]
+    members: dict[str, Any] = {"_target_": (str, field(default=MISSING))}
     for argument, kind, default in _signature(target):
+        if argument in members:
+            continue
         if (fixed := _FIXED_KEYS.get((name, argument))) is not None:
-            members.append((argument, fixed, field(default_factory=fixed)))
+            members[argument] = fixed, field(default_factory=fixed)
         elif isinstance(default, list | dict):
-            members.append((argument, kind, field(default_factory=default.copy)))
+            members[argument] = kind, field(default_factory=default.copy)
         else:
-            members.append((argument, kind, field(default=default)))
-    return make_dataclass(target.rpartition(".")[2], members, kw_only=True)
+            members[argument] = kind, field(default=default)
+    of_class = [(argument, *kind) for argument, kind in members.items()]
+    return make_dataclass(target.rpartition(".")[2], of_class, kw_only=True)
 
 
 def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and default of the keyword-only arguments of a class's constructor."""
+    """Yield name, type and default of a constructor's keyword-only arguments; the first one of a name counts."""
     module, _, name = target.rpartition(".")
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     [owner] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    [constructor] = (node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    for argument, default in zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True):
-        assert argument.annotation is not None
-        kind = _type(argument.annotation)
+    constructors = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    arguments: list[tuple[str, ast.expr | None, ast.expr | None]] = []
+    for constructor in constructors:
+        pairs = zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True)
+        arguments += ((argument.arg, argument.annotation, default) for argument, default in pairs)
+    if not constructors:
+        named = (node for node in owner.body if isinstance(node, ast.AnnAssign))
+        arguments = [(ast.unparse(node.target), node.annotation, node.value) for node in named]
+    for argument, annotation, default in arguments:
+        assert annotation is not None
+        kind = _type(annotation)
         value = MISSING if default is None else _value(default, module)
-        if value is None and ast.unparse(argument.annotation).startswith("dict["):  # filled key by key
+        if value is None and ast.unparse(annotation).startswith("dict["):  # filled key by key
             kind, value = dict[str, Any], {}
-        yield argument.arg, kind, list(value) if isinstance(value, tuple) else value
+        yield argument, kind, list(value) if isinstance(value, tuple) else value
+    if not constructors:  # a dataclass has the fields of its base, too
+        imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+        origins = {one.name: source.module for source in imports for one in source.names}
+        for base in map(ast.unparse, owner.bases):
+            yield from _signature(f"{origins.get(base, module)}.{base}")
 
 
 def _type(node: ast.expr) -> Any:

@@ -31,7 +31,7 @@ class Line:
     Attributes:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
-        estimated: positions whose values are estimated.
+        rough: for each point why its marker is hollow; empty where it is not.
         odd: positions to ring, each with its words.
         predicted: predictions with their intervals by position; they replace the line between the points.
     """
@@ -41,7 +41,7 @@ class Line:
     y: tuple[Interval, ...]
     color: int = 0
     is_light: bool = False
-    estimated: frozenset[float] = frozenset()
+    rough: tuple[str, ...] = ()
     odd: Mapping[float, str] = field(default_factory=dict)
     predicted: Mapping[float, Interval] = field(default_factory=dict)
 
@@ -68,15 +68,6 @@ class Panel:
     unit: str = "samples/s"
     curves: tuple[Curve, ...] = ()
     marks: Mapping[float, str] = field(default_factory=dict)
-
-    def rough(self, line: Line) -> list[str]:
-        """For each point of a line why its marker is hollow; empty where it is not."""
-        reasons = []
-        for x, y in zip(line.x, line.y, strict=True):
-            # a peak of the memory has no interval
-            is_bare = y.low is None and self.unit != "bytes"
-            reasons.append("estimated" if x in line.estimated else "no interval" if is_bare else "")
-        return reasons
 
 
 @dataclass(frozen=True, kw_only=True)

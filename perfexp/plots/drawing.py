@@ -115,7 +115,7 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
         y = numpy.array(curve.y) * factor
         axes.plot(curve.x, y, color=DARK, linewidth=1.2, linestyle="--", zorder=1.5, label=plain(curve.label))
     for line in panel.lines:
-        _line(axes, line, factor, panel.rough(line))
+        _line(axes, line, factor)
         for x, one in zip(line.x, line.y, strict=True):
             known = [f"{end * factor:.4g}" for end in (one.low, one.high) if end is not None]
             words = f"{one.value * factor:.4g} {unit}", " … ".join(known)
@@ -124,7 +124,7 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
 
 
-def _line(axes: Any, line: Line, factor: float, rough: Sequence[str]) -> None:
+def _line(axes: Any, line: Line, factor: float) -> None:
     """One line with its intervals; predictions are a band in place of the line between the points."""
     color = COLORS[line.color % len(COLORS)]
     # six lines and more have other pairs of color and marker
@@ -135,8 +135,8 @@ def _line(axes: Any, line: Line, factor: float, rough: Sequence[str]) -> None:
     axes.plot(x, values, marker=marker, label=plain(line.label), **look)
     caps = {"elinewidth": 1.5, "capsize": 0 if line.is_light else 5}
     axes.errorbar(x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, alpha=alpha, **caps)
-    for reason in dict.fromkeys(filter(None, rough)):
-        hollow = numpy.array(rough) == reason
+    for reason in dict.fromkeys(filter(None, line.rough)):
+        hollow = numpy.array(line.rough) == reason
         look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": f"≈ {reason}"}
         axes.plot(x[hollow], values[hollow], marker, color=color, **look)
     if line.predicted:

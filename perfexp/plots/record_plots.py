@@ -265,12 +265,20 @@ def lines_of(
                 x=tuple(x for x, _, _ in points),
                 y=tuple(y for _, _, y in points),
                 color=color,
-                estimated=frozenset(x for x, row in own if (one := find_metric(row, metric)) and one.estimated),
+                rough=tuple(_rough(row, y, metric) for _, row, y in points),
                 odd={x: _odd_text(row.key, odd[row.key]) for x, row in own if row.key in odd},
                 predicted=dict(sorted((x, y) for label, x, y in predicted if label == name)),
             )
             lines.append(line)
     return tuple(lines)
+
+
+def _rough(row: Row, value: Interval, metric: str) -> str:
+    """Why the marker of a value is hollow; empty where it is not."""
+    if (found := find_metric(row, metric)) and found.estimated:
+        return "estimated"
+    # a peak of the memory has no interval
+    return "no interval" if value.low is None and metric != PEAK_MEMORY else ""
 
 
 def _odd_text(key: Key, odd: Odd) -> str:

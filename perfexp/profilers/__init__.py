@@ -15,11 +15,14 @@ from typing import Any
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 
 _PROFILE = "_profile"
+#: Advice on a profile with fewer kernels of the backward pass than of the forward pass.
+_LOST_BACKWARD = "check the timeline for another stream or process, and profile again; if it persists, please report it"
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
 
@@ -115,6 +118,24 @@ class Found:
     facts: dict[str, Any] = field(default_factory=dict)
     doubts: list[Diagnostic] = field(default_factory=list)
 
+    def add_kernels(self, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
+        """Add the first kernels, and the number and the time of all."""
+        self.facts |= {
+            "kernels": kernels[:top],
+            "kernel_names": len(kernels),
+            "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
+        }
+
+    def doubt(self, reason: str, advice: str = "see run.log") -> None:
+        """Report that the profile is incomplete."""
+        self.doubts.append(diagnostics.make("profile_incomplete", reason=reason, advice=advice))
+
+    def compare_passes(self, tool: str, forward: float, backward: float) -> None:
+        """Report a backward pass with fewer kernels than the forward pass."""
+        if backward < forward:
+            lost = f"{tool} saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass"
+            self.doubt(lost, _LOST_BACKWARD)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
@@ -155,6 +176,7 @@ def _process_range(name: str) -> Iterator[None]:
         torch.cuda.nvtx.range_end(handle)
 
 
+@dataclass(kw_only=True)
 class Profiler:
     """Base of the objects that a `profiler` node of the configuration builds.
 
@@ -162,26 +184,31 @@ class Profiler:
     torch; `watching` and `observations` run in the worker.
 
     Args:
+        warmup: calls before the profiled ones.
         modules: whether the modules of the model have ranges too.
         all_points: whether each timed point has a profile; otherwise only the first one of each phase.
-        top: rows of the tables of kernels and operators in the record.
 
     Attributes:
+        steps: number of profiled calls.
+        top: rows of the tables of kernels and operators in the record.
         times: whether the run is timed too.
         needs_nvidia: whether it profiles NVIDIA GPUs only.
     """
 
+    name: str = "none"
+    warmup: int = 20
+    modules: bool = False
+    all_points: bool = False
+
+    steps = 1
+    top = 20
     times = True
     needs_nvidia = False
 
-    def __init__(
-        self, *, name: str, warmup: int, steps: int, modules: bool = False, all_points: bool = False, top: int = 20
-    ) -> None:
-        for setting, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("top", top, 1)):
-            if value < least:
+    def __post_init__(self) -> None:
+        for setting, least in (("warmup", 0), ("steps", 1), ("top", 1)):
+            if (value := getattr(self, setting)) < least:
                 raise UserError(f"profiler.{setting}={value}: at least {least}.")
-        self.name, self.warmup, self.steps = name, warmup, steps
-        self.modules, self.all_points, self.top = modules, all_points, top
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
         """Keys of the profiles to make, from those of the timed points."""
@@ -196,6 +223,8 @@ class Profiler:
 
     def command(self, place: Place, about: About) -> list[str]:
         """Prefix of the worker's command line; raises `Unsupported` for the device, `ProfilerFailed` for the tool."""
+        if self.needs_nvidia:
+            refuse_other_devices(about.device)
         return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
@@ -216,9 +245,6 @@ class Profiler:
 
 class NoProfiler(Profiler):
     """No profile (profiler=none)."""
-
-    def __init__(self, *, name: str = "none") -> None:
-        super().__init__(name=name, warmup=0, steps=1)
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
         return []

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +33,24 @@ _OF_THE_PROFILER = re.compile(r"|_record_function_\w+|_(?:en|dis)able_profiler\w
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
+@dataclass(kw_only=True)
 class Torch(Profiler):
     """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Profiler`.
 
     It may record allocations over time (`memory`), the `shapes` of inputs, and lines of Python (`stacks`).
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "torch",
-        warmup: int = 20,
-        steps: int = 3,
-        modules: bool = False,
-        all_points: bool = False,
-        memory: bool = False,
-        shapes: bool = True,
-        stacks: bool = False,
-        top: int = 20,
-    ) -> None:
-        super().__init__(name=name, warmup=warmup, steps=steps, modules=modules, all_points=all_points, top=top)
-        self._memory, self._shapes, self._stacks = memory, shapes, stacks
-        self._told: dict[str, Any] = {}
+    name: str = "torch"
+    steps: int = 3
+    memory: bool = False
+    shapes: bool = True
+    stacks: bool = False
+    top: int = 20
+
+    _found = Found()
 
     def outputs(self, place: Place) -> list[Path]:
-        return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self._memory else []))]
+        return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self.memory else []))]
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
@@ -69,10 +63,10 @@ class Torch(Profiler):
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.profiler.*")
             with profile(
                 activities=activities,
-                record_shapes=self._shapes,
-                profile_memory=self._memory,
-                with_stack=self._stacks,
-                with_flops=self._shapes,
+                record_shapes=self.shapes,
+                profile_memory=self.memory,
+                with_stack=self.stacks,
+                with_flops=self.shapes,
             ) as profiler:
                 yield Marks(range=record_function)
                 device.synchronize()
@@ -90,20 +84,16 @@ class Torch(Profiler):
         which = "self_device_seconds" if kernels else "self_cpu_seconds"
         operators.sort(key=lambda row: -row[which])
         write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
-        if self._memory:
-            samples = list(memory(place.file(_TRACE)))
+        if self.memory:
+            samples = list(memory_of(place.file(_TRACE)))
             write_atomically(place.file(_MEMORY), to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")))
-        self._told = {
-            "sorted_by": which,
-            "operators": _ranked(operators, which)[: self.top],
-            "operator_names": len(operators),
-            "kernels": _ranked(kernels, "self_device_seconds")[: self.top],
-            "kernel_names": len(kernels),
-            "kernel_seconds": sum(row["self_device_seconds"] for row in kernels),
-        }
+        found = Found(facts={"sorted_by": which, "operator_names": len(operators)})
+        found.facts["operators"] = _ranked(operators, which)[: self.top]
+        found.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
+        self._found = found
 
     def observations(self) -> dict[str, Any]:
-        return self._told
+        return self._found.facts
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         files = [path.name for path in self.outputs(place) if has_content(path)]
@@ -126,7 +116,7 @@ def is_own(name: str) -> bool:
     return mine or function["path"].startswith(_PROFILERS)
 
 
-def memory(trace: Path) -> Iterator[dict[str, Any]]:
+def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
     """Allocations and frees of a trace: `seconds` since the first, `device`, `bytes`, and the memory then in use."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
@@ -144,21 +134,17 @@ def memory(trace: Path) -> Iterator[dict[str, Any]]:
 
 def _row(average: Any) -> dict[str, Any]:
     """A row of the profiler's averages, whose times are in microseconds."""
-
-    def of(*names: str) -> float:
-        return float(next((value for name in names if (value := getattr(average, name, None)) is not None), 0))
-
     return {
         "operator": str(average.key),
         "calls": int(average.count),
-        "self_cpu_seconds": of("self_cpu_time_total") * 1e-6,
-        "cpu_seconds": of("cpu_time_total") * 1e-6,
-        "self_device_seconds": of("self_device_time_total", "self_cuda_time_total") * 1e-6,
-        "device_seconds": of("device_time_total", "cuda_time_total") * 1e-6,
-        "self_cpu_bytes": int(of("self_cpu_memory_usage")),
-        "self_device_bytes": int(of("self_device_memory_usage", "self_cuda_memory_usage")),
-        "flops": int(of("flops")),
-        "on_device": "CUDA" in str(getattr(average, "device_type", "")),
+        "self_cpu_seconds": average.self_cpu_time_total * 1e-6,
+        "cpu_seconds": average.cpu_time_total * 1e-6,
+        "self_device_seconds": average.self_device_time_total * 1e-6,
+        "device_seconds": average.device_time_total * 1e-6,
+        "self_cpu_bytes": int(average.self_cpu_memory_usage),
+        "self_device_bytes": int(average.self_device_memory_usage),
+        "flops": int(average.flops or 0),
+        "on_device": "CUDA" in str(average.device_type),
     }
 
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
-from perfexp.records import diagnostics
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
@@ -76,6 +76,7 @@ _NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
 _QUERY_SECONDS = 120.0
 
 
+@dataclass(kw_only=True)
 class Ncu(Profiler):
     """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`.
 
@@ -86,46 +87,39 @@ class Ncu(Profiler):
         tool: path of ncu; None searches for it.
     """
 
+    name: str = "ncu"
+    metrics: Sequence[str] | None = None
+    sections: Sequence[str] = ()
+    cache_control: str = "all"
+    top: int = 20
+    options: Sequence[str] = ()
+    tool: str | None = None
+
     needs_nvidia = True
 
-    def __init__(
-        self,
-        *,
-        name: str = "ncu",
-        warmup: int = 20,
-        modules: bool = False,
-        all_points: bool = False,
-        metrics: Sequence[str] | None = None,
-        sections: Sequence[str] = (),
-        cache_control: str = "all",
-        top: int = 20,
-        options: Sequence[str] = (),
-        tool: str | None = None,
-    ) -> None:
-        super().__init__(name=name, warmup=warmup, steps=1, modules=modules, all_points=all_points, top=top)
-        if cache_control not in ("all", "none"):
-            raise UserError(f"profiler.cache_control={cache_control}: all or none.")
-        for metric in metrics or ():
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_control not in ("all", "none"):
+            raise UserError(f"profiler.cache_control={self.cache_control}: all or none.")
+        for metric in self.metrics or ():
             if not _METRIC.fullmatch(metric):
                 raise UserError(f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics.")
-        self._metrics, self._sections = metrics, list(sections)
-        self._cache_control, self._options, self._tool = cache_control, list(options), tool
 
     def outputs(self, place: Place) -> list[Path]:
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
 
     def command(self, place: Place, about: About) -> list[str]:
-        refuse_other_devices(about.device)
-        tool = tools.find("ncu", self._tool)
-        counters = list(self._metrics or ()) or roofline_counters(
+        super().command(place, about)
+        tool = tools.find("ncu", self.tool)
+        counters = list(self.metrics or ()) or roofline_counters(
             available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
-        counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self._sections)]
-        counting += [f"--cache-control={self._cache_control}", "--nvtx", "--force-overwrite"]
-        return [tool.path, *_OPTIONS, *counting, f"--export={tools.escaped(place.file())}", *self._options]
+        counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self.sections)]
+        counting += [f"--cache-control={self.cache_control}", "--nvtx", "--force-overwrite"]
+        return [tool.path, *_OPTIONS, *counting, f"--export={tools.escaped(place.file())}", *self.options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = tools.find("ncu", self._tool)
+        tool = tools.find("ncu", self.tool)
         report, table = self.outputs(place)
         files = [report.name, table.name]
         if not tools.has_content(report):
@@ -140,25 +134,16 @@ class Ncu(Profiler):
         results = Found(files=files)
         kernels = tools.ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
-        results.facts = {
-            "version": tool.version,
-            "kernels": kernels[: self.top],
-            "kernel_names": len(kernels),
-            "launches": len(launches),
-            "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
-            "kernels_in": within,
-            "cache_control": self._cache_control,
-        }
-        forward, backward = within.get("forward", 0), within.get("backward", 0)
-        if about.phase == "train" and 0 < backward < forward:
-            lost = f"ncu saw {forward} kernels of the forward pass, but only {backward} of the backward pass"
-            doubt = diagnostics.make("profile_incomplete", reason=lost, advice=tools.LOST_BACKWARD)
-            results.doubts.append(doubt)
+        results.add_kernels(kernels, self.top)
+        results.facts |= {"version": tool.version, "launches": len(launches), "kernels_in": within}
+        results.facts["cache_control"] = self.cache_control
+        if about.phase == "train" and within.get("backward"):
+            results.compare_passes("ncu", within.get("forward", 0), within["backward"])
         is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
         is_permitted = "ERR_NVGPUCTRPERM" not in said
         if not (is_permitted and is_named):
             why = "ncu named no range, so kernels have no phase" if is_permitted else _NOT_PERMITTED
-            results.doubts.append(diagnostics.make("profile_incomplete", reason=why, advice="see run.log"))
+            results.doubt(why)
         return results
 
 

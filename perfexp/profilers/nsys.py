@@ -7,19 +7,18 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.records import diagnostics
-from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 
 #: Interfaces that are traced by default.
@@ -34,6 +33,7 @@ DATABASE = ".sqlite"
 _RANGES = "_ranges.csv"
 
 
+@dataclass(kw_only=True)
 class Nsys(Profiler):
     """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`.
 
@@ -45,50 +45,44 @@ class Nsys(Profiler):
         tool: path of nsys; None searches for it.
     """
 
+    name: str = "nsys"
+    steps: int = 3
+    trace: Sequence[str] = TRACE
+    sample: str = "none"
+    cpuctxsw: str = "none"
+    reports: Sequence[str] = DEFAULT
+    top: int = 20
+    options: Sequence[str] = ()
+    tool: str | None = None
+
     needs_nvidia = True
 
-    def __init__(
-        self,
-        *,
-        name: str = "nsys",
-        warmup: int = 20,
-        steps: int = 3,
-        modules: bool = False,
-        all_points: bool = False,
-        trace: Sequence[str] = TRACE,
-        sample: str = "none",
-        cpuctxsw: str = "none",
-        reports: Sequence[str] = DEFAULT,
-        top: int = 20,
-        options: Sequence[str] = (),
-        tool: str | None = None,
-    ) -> None:
-        super().__init__(name=name, warmup=warmup, steps=steps, modules=modules, all_points=all_points, top=top)
-        self._trace = [one for text in trace for one in str(text).split(",")]
-        if "cuda" not in self._trace:
-            raise UserError(f"profiler.trace={self._trace}: add cuda, which the capture range needs.")
-        self._sample, self._cpuctxsw, self._options, self._tool = sample, cpuctxsw, list(options), tool
-        self._reports = check(reports)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.trace = [one for text in self.trace for one in str(text).split(",")]
+        if "cuda" not in self.trace:
+            raise UserError(f"profiler.trace={self.trace}: add cuda, which the capture range needs.")
+        self.reports = check(self.reports)
 
     def outputs(self, place: Place) -> list[Path]:
-        return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self._reports)]
+        return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self.reports)]
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
-        refuse_other_devices(about.device)
-        tool = tools.find("nsys", self._tool)
-        recording = recording_command(self._trace, self._sample, self._cpuctxsw)
+        super().command(place, about)
+        tool = tools.find("nsys", self.tool)
+        recording = recording_command(self.trace, self.sample, self.cpuctxsw)
         recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]
-        return [tool.path, *recording, *self._options]
+        return [tool.path, *recording, *self.options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = tools.find("nsys", self._tool)
+        tool = tools.find("nsys", self.tool)
         profile = next((place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))), None)
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
-        results = evaluate(tool, profile, self._reports, place, claim, whole=WHOLE[about.phase], top=self.top)
-        results.facts |= {"version": tool.version, "trace": self._trace}
+        results = evaluate(tool, profile, self.reports, place, claim, whole=WHOLE[about.phase], top=self.top)
+        results.facts |= {"version": tool.version, "trace": self.trace}
         return results
 
 
@@ -148,10 +142,8 @@ def evaluate(
     empty = [report for report, why in problems.items() if has_no_copies and stats.NO_COPIES in why]
     problems = {report: why for report, why in problems.items() if report not in empty}
     problems |= {"sqlite": problem} if problem else {}
-    results.facts = {
-        "kernels": kernels[:top],
-        "kernel_names": len(kernels),
-        "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
+    results.add_kernels(kernels, top)
+    results.facts |= {
         "ranges": ranges[:top],
         "reports": {
             report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
@@ -159,7 +151,13 @@ def evaluate(
         "empty": dict.fromkeys(empty, "nothing was copied or filled"),
         "problems": problems,
     }
-    results.doubts = list(_doubts(problems, ranges, whole))
+    if problems:
+        failed = "; ".join(f"{report}: {why}" for report, why in problems.items())
+        advice = "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT"
+        results.doubt(f"nsys created no {failed}", advice)
+    in_range = {entry["name"]: entry["kernels"] for entry in ranges}
+    if whole == WHOLE["train"] and "backward" in in_range:
+        results.compare_passes("nsys", in_range.get("forward", 0), in_range["backward"])
     return results
 
 
@@ -208,17 +206,3 @@ def _libdw() -> str | None:
     except OSError:
         return tools.missing_library("libdw.so.1: cannot open shared object")
     return None
-
-
-def _doubts(
-    problems: Mapping[str, str], ranges: Sequence[Mapping[str, Any]], whole: str | None
-) -> Iterator[Diagnostic]:
-    if problems:
-        reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
-        advice = "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT"
-        yield diagnostics.make("profile_incomplete", reason=f"nsys created no {reports}", advice=advice)
-    kernels = {entry["name"]: entry["kernels"] for entry in ranges}
-    forward, backward = kernels.get("forward", 0), kernels.get("backward", 0)
-    if whole == WHOLE["train"] and "backward" in kernels and backward < forward:
-        reason = f"nsys saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass"
-        yield diagnostics.make("profile_incomplete", reason=reason, advice=tools.LOST_BACKWARD)

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler
 from perfexp.profilers.nsys import recording_command
 
 #: Overrides with which a repeated command would find its work done.
 _NOT_REPEATED = ("output_dir=", "resume=")
 
 
+@dataclass(kw_only=True)
 class Nvtx(Profiler):
     """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Profiler`."""
 
+    name: str = "nvtx"
+    step: int = 1
+
     times, needs_nvidia = False, True
 
-    def __init__(
-        self, *, name: str = "nvtx", warmup: int = 20, step: int = 1, modules: bool = False, all_points: bool = False
-    ) -> None:
-        if step < 1:
-            raise UserError(f"profiler.step={step}: give 1 or more; 1 is the first call after the warm-up.")
-        super().__init__(name=name, warmup=warmup, steps=1, modules=modules, all_points=all_points)
-        self.warmup = warmup + step - 1
-
-    def command(self, place: Place, about: About) -> list[str]:
-        refuse_other_devices(about.device)
-        return []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step < 1:
+            raise UserError(f"profiler.step={self.step}: give 1 or more; 1 is the first call after the warm-up.")
+        self.warmup += self.step - 1
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         return Found(facts={"commands": command_lines(place.stem, about)})

@@ -27,8 +27,6 @@ _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 #: Time between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 5.0
-#: Advice on a profile with fewer kernels of the backward pass than of the forward pass.
-LOST_BACKWARD = "check the timeline for another stream or process, and profile again; if it persists, please report it"
 #: The first versions that support the command lines of this package.
 _LEAST = {"nsys": (2022, 4), "ncu": (2021, 1)}
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)

@@ -82,8 +82,7 @@ def main(parent: int) -> None:
 
             logging.getLogger("mlflow").setLevel(logging.WARNING)
         _limit_memory()
-        live = Live(_answer)
-        while (request := live.next(requests)) is not None:
+        while (request := next_request(requests, _answer)) is not None:
             print(json.dumps(_answer(request)), file=answers, flush=True)
 
 
@@ -121,47 +120,32 @@ def _limit_memory() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-class Live:
-    """Sends the epochs of a training as they come; after a failure nothing, since the record comes anyway.
+def next_request(requests: Requests, deliver: Callable[[Epochs], dict[str, Any]]) -> Delivery | Fetch | None:
+    """Send the epochs of a training as they come until there is another request, and return it; None at the end.
 
-    After each delivery it waits 199 times as long: sending computes on cores that the training may use.
+    After each delivery it waits 199 times as long: sending computes on cores that the training may use. The first one
+    creates the run. After a failure nothing is sent, since the record comes anyway.
 
     Args:
         deliver: sends epochs, and returns an answer.
     """
-
-    def __init__(self, deliver: Callable[[Epochs], dict[str, Any]]) -> None:
-        self._deliver = deliver
-        self._begin()
-
-    def _begin(self) -> None:
-        self._waiting: Epochs | None = None
-        self._due, self._is_open, self._has_failed = 0.0, False, False
-
-    def next(self, requests: Requests) -> Delivery | Fetch | None:
-        """Send epochs until there is another request, and return it; None at the end."""
-        while True:
-            seconds = max(self._due - time.monotonic(), 0.0) if self._waiting else None
-            try:
-                request = requests.get(timeout=seconds)
-            except queue.Empty:
-                self._send()
-                continue
-            if not isinstance(request, Epochs):
-                self._begin()
-                return request
-            if self._waiting:
-                request.payload.figures[:0] = self._waiting.payload.figures
-            self._waiting = None if self._has_failed else request
-
-    def _send(self) -> None:
-        assert self._waiting is not None
-        epochs, self._waiting = self._waiting, None
-        begin = time.monotonic()
-        self._has_failed = "error" in self._deliver(epochs)
-        end = time.monotonic()
-        self._due = end + self._is_open * (end - begin) * (1 - _SHARE) / _SHARE
-        self._is_open = True
+    waiting: Epochs | None = None
+    due, pause, has_failed = 0.0, 0.0, False
+    while True:
+        try:
+            request = requests.get(timeout=max(due - time.monotonic(), 0.0) if waiting else None)
+        except queue.Empty:
+            assert waiting is not None
+            begin = time.monotonic()
+            has_failed = "error" in deliver(waiting)
+            end, waiting = time.monotonic(), None
+            due, pause = end + pause * (end - begin), (1 - _SHARE) / _SHARE
+            continue
+        if not isinstance(request, Epochs):
+            return request
+        if waiting:
+            request.payload.figures[:0] = waiting.payload.figures
+        waiting = None if has_failed else request
 
 
 def send(delivery: Delivery) -> str:

@@ -50,6 +50,7 @@ class Recording(Profiler):
     """A profiler that writes down what it is shown."""
 
     def __init__(self, **settings):
+        self.steps = settings.pop("steps", 1)
         super().__init__(name="recording", **settings)
         self.seen, self.inside, self.calls_before = [], [], None
         self.net = None

@@ -13,7 +13,7 @@ from perfexp.records.record import Epoch, Metric
 from perfexp.tracking import mlflow_sink, payload
 from perfexp.tracking.delivery import Epochs
 from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.send import Live
+from perfexp.tracking.send import next_request
 
 EPOCHS = [
     Epoch(number=number, seconds=2.0, samples_per_second=320.0, loss=1 / number, accuracy=number / 4)
@@ -41,7 +41,7 @@ def live(training):
         arrived.release()
         return answer() if callable(answer) else answer
 
-    thread = threading.Thread(target=Live(deliver).next, args=[requests])
+    thread = threading.Thread(target=next_request, args=[requests, deliver])
     thread.start()
     yield SimpleNamespace(requests=requests, sent=sent, arrived=arrived, answers=answers)
     requests.put(None)
@@ -86,7 +86,7 @@ def test_epochs_that_wait_are_sent_together(training):
         requests.put(None)
         return {"link": ""}
 
-    assert Live(deliver).next(requests) is None
+    assert next_request(requests, deliver) is None
     [whole] = sent
     assert {figure.step for figure in whole.figures} == {1, 2, 3}
 

@@ -182,8 +182,8 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
     assert is_rough == [count < 80 for count in n]
     plot = record_plots.plot(record)
     assert isinstance(plot, Chart)
-    reasons = [meaning if each else "" for each in is_rough]
-    assert [panel.rough(panel.lines[0]) for panel in plot.panels[:2]] == [reasons] * 2, "time and rate"
+    reasons = tuple(meaning if each else "" for each in is_rough)
+    assert [panel.lines[0].rough for panel in plot.panels[:2]] == [reasons] * 2, "time and rate"
     runs = [[points[0]], [rough(build, n[1])]]
     bars = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs]))
     assert isinstance(bars, Bars)
