@@ -34,8 +34,6 @@ from perfexp.tables import json_results
 _CHANGES_POINTS = re.compile(
     r"\+*((experiment|mode|probes\.layers|processes|replicate|cold_start|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
 )
-#: Runs that one that has not begun is compared with: a sweep may have thousands.
-_MOST_COMPARED = 200
 
 
 @app.command()
@@ -56,8 +54,22 @@ def status(
             f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
-    complete = _print_json(below) if as_json else _show(below, folder, Console())
-    raise typer.Exit(0 if complete and not below.unreadable else 1)
+    groups = _groups(below)
+    runs = [run for group in groups.values() for run in group.runs]
+    pace = run_status.Pace(runs)
+    is_open = any(group.refused or group.not_begun for group in groups.values())
+    total = run_status.tally(runs, pace)
+    is_complete = total.complete and not is_open
+    if as_json:
+        refused = [line for group in groups.values() for line in group.refused]
+        lines = [_facts(run, run_status.tally([run], pace)) for run in runs]
+        echo(json_results.document(lines, is_complete=is_complete, refused=refused))
+    else:
+        console = Console()
+        _show(groups, pace, folder, console)
+        if len(groups) > 1 and runs:
+            console.note(f"in all: {total}")
+    raise typer.Exit(0 if is_complete and not below.unreadable else 1)
 
 
 @dataclass(kw_only=True)
@@ -148,48 +160,28 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     return not before or bool(before & after)
 
 
-def _show(below: _Below, folder: Path, console: Console) -> bool:
-    """Print a table for each folder that holds runs; returns whether everything is done."""
-    groups = _groups(below)
-    runs = [run for group in groups.values() for run in group.runs]
-    pace = run_status.Pace(runs)
+def _show(groups: Mapping[Path, _Group], pace: run_status.Pace, folder: Path, console: Console) -> None:
+    """Print a table for each folder that holds runs."""
     for place, group in groups.items():
         shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
         title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
         grid = run_status.matrix(group.runs, pace) if group.runs else None
         console.show_grid(title, grid, not_measured=group.refused)
         console.show_lines("jobs", group.jobs)
-    total = run_status.tally(runs, pace)
-    if len(groups) > 1 and runs:
-        console.note(f"in all: {total}")
-    return total.complete and not any(group.refused or group.not_begun for group in groups.values())
 
 
-def _print_json(below: _Below) -> bool:
-    """Print a line of JSON for each run; returns whether everything is done."""
-    groups = _groups(below)
-    runs = [run for group in groups.values() for run in group.runs]
-    pace = run_status.Pace(runs)
-    lines = [
-        {
-            "folder": str(run.folder.absolute()),
-            "model": run.about.model,
-            "algorithm": run.about.algorithm,
-            "gpu": run.gpu,
-            "is_complete": (total := run_status.tally([run], pace)).complete,
-            "is_running": run.running,
-            "points": total.by_status(),
-            "left_seconds": total.left_seconds,
-            "refusal": run.refusal,
-        }
-        for run in runs
-    ]
-    is_complete = all(line["is_complete"] for line in lines) and not any(
-        group.refused or group.not_begun for group in groups.values()
-    )
-    refused = [line for group in groups.values() for line in group.refused]
-    echo(json_results.document(lines, is_complete=is_complete, refused=refused))
-    return is_complete
+def _facts(run: Run, total: run_status.Tally) -> dict[str, Any]:
+    return {
+        "folder": str(run.folder.absolute()),
+        "model": run.about.model,
+        "algorithm": run.about.algorithm,
+        "gpu": run.gpu,
+        "is_complete": total.complete,
+        "is_running": run.running,
+        "points": total.by_status(),
+        "left_seconds": total.left_seconds,
+        "refusal": run.refusal,
+    }
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:
@@ -234,9 +226,8 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
 def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
     """List the runs of a sweep that have not begun, or were refused before they had a folder.
 
-    Each copies the most similar run of those `begun` (with a plan, also of other sweeps); nothing is composed. Its
-    points are known if both runs have the same number of points. None if the sweep's command does not determine the
-    runs.
+    Each copies a run of those `begun` (with a plan, also of other sweeps); nothing is composed. Its points are known if
+    both runs have the same number of points. None if the sweep's command does not determine the runs.
     """
     try:
         jobs = jobs_of(sweep.command, _sweeper_params(folder))
@@ -251,12 +242,11 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
     has_begun = {frozenset(different.intersection(_command(run.plan))) for run in own}
     has_begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
     children = {_axes(child, varying): child for child in sweep.children}
-    pending: list[Run] = []
-    similar = _Begun(own)
+    pending, alike = list[Run](), _Begun(own)
     for number, job in enumerate(jobs):
         child = children.get(axes := frozenset(different.intersection(job)))
         if axes not in has_begun and (child is None or child.error or child.status is Status.INTERRUPTED):
-            pending.append(_pending(job, similar, folder / str(number), child.error if child else None))
+            pending.append(alike.run_of(job, folder / str(number), child.error if child else None))
     return pending
 
 
@@ -289,49 +279,31 @@ def _command(plan: Mapping[str, Any]) -> list[str]:
 
 
 class _Begun:
-    """Runs of a sweep that have begun, by those of their overrides that change the number of points."""
+    """Runs of a sweep that have begun, by which others that have not are known."""
 
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._groups: dict[frozenset[str], list[tuple[Run, frozenset[str]]]] = {}
-        self._plans: dict[str, Mapping[str, Any]] = {}
-        for run in runs:
-            command = frozenset(_command(run.plan))
-            self._groups.setdefault(_of_points(command), []).append((run, command))
-            for text in command:
-                self._plans.setdefault(text, run.plan)
+    def __init__(self, runs: Sequence[Run]) -> None:
+        commands = [(run, _command(run.plan)) for run in reversed(runs)]
+        self._first = next(iter(runs), None)
+        self._alike = {_of_points(command): run for run, command in commands}
+        self._plans = {text: run.plan for run, command in commands for text in command}
 
-    def nearest(self, job: frozenset[str]) -> tuple[Run | None, bool]:
-        """Return the run with the most similar command of some, and whether it has the same number of points."""
-        same = self._groups.get(_of_points(job))
-        candidates = same or [pair for group in self._groups.values() for pair in group[:_MOST_COMPARED]]
-        similar = max(candidates[:_MOST_COMPARED], key=lambda pair: len(job & pair[1]), default=None)
-        return similar[0] if similar else None, same is not None
-
-    def plan_with(self, text: str) -> Mapping[str, Any]:
-        """Return the plan of a run with an override; nothing without one."""
-        return self._plans.get(text, {})
+    def run_of(self, job: Sequence[str], folder: Path, refusal: str | None) -> Run:
+        """Return the run of some overrides; its points are known if one with as many of them has begun."""
+        same = self._alike.get(_of_points(job))
+        plan: dict[str, Any] = {key_of(text): {"name": text.partition("=")[2]} for text in job}
+        if run := same or self._first:
+            plan = dict(run.plan)  # its nodes are replaced, never changed
+            for text in set(job).difference(_command(run.plan)):
+                key, value = key_of(text), text.partition("=")[2]
+                twin = self._plans.get(text, {})
+                group, _, name = key.partition(".")
+                if key in twin:
+                    plan[key] = twin[key]
+                elif isinstance(plan.get(group), dict) and name in ("", "name"):
+                    plan[group] = {**plan[group], "name": value} if name else {"name": value}
+        expected, seconds = (same.expected, same.point_seconds) if same else (None, None)
+        return Run(folder=folder, plan=plan, results={}, expected=expected, point_seconds=seconds, refusal=refusal)
 
 
 def _of_points(command: Iterable[str]) -> frozenset[str]:
     return frozenset(text for text in command if _CHANGES_POINTS.match(text))
-
-
-def _pending(job: Sequence[str], begun: _Begun, folder: Path, refusal: str | None) -> Run:
-    """Derive a run that has not begun from the run of the same sweep whose command is most similar."""
-    nearest, has_same_points = begun.nearest(frozenset(job))
-    if nearest is None:
-        plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
-        return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
-    plan = dict(nearest.plan)  # its nodes are replaced, never changed
-    for text in set(job).difference(_command(nearest.plan)):
-        key, value = key_of(text), text.partition("=")[2]
-        twin = begun.plan_with(text)
-        group, _, name = key.partition(".")
-        if key in twin:
-            plan[key] = twin[key]
-        elif isinstance(plan.get(group), dict) and name in ("", "name"):
-            plan[group] = {**plan[group], "name": value} if name else {"name": value}
-    keys = nearest.expected if has_same_points else None
-    return Run(
-        folder=folder, plan=plan, results={}, expected=keys, point_seconds=nearest.point_seconds, refusal=refusal
-    )
