@@ -37,6 +37,7 @@ from perfexp.comparison.pairing import Side
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
+from perfexp.summaries.analysis import Analysis
 
 Cells = dict[str, list[Interval]]
 
@@ -77,7 +78,7 @@ def verdicts(runs: list[Record]) -> Counter[tuple[str, str]]:
     """How often each measure of pairs of consecutive runs has a verdict, with a margin of 1 %."""
     counts: Counter[tuple[str, str]] = Counter()
     for pair in zip(runs[::2], runs[1::2], strict=False):
-        sides = [Side.of(name, name, [one]) for name, one in zip("AB", pair, strict=True)]
+        sides = [Side.of(name, name, [Analysis.of(one)]) for name, one in zip("AB", pair, strict=True)]
         counts.update((one.measure, one.word) for one in judging.compare(sides, Settings()).pairs)
     return counts
 

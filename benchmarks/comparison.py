@@ -41,6 +41,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import ratios, sequential
 from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.moderated import Repeats
+from perfexp.summaries.analysis import Analysis
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -184,7 +185,7 @@ def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generato
 
 def judged(baseline: Record, other: Record, margin: float = MARGIN) -> list[Compared]:
     """The pairs of two records."""
-    both = [Side.of(name, name, [one]) for name, one in (("A", baseline), ("B", other))]
+    both = [Side.of(name, name, [Analysis.of(one)]) for name, one in (("A", baseline), ("B", other))]
     return list(compare(both, Settings(margin=margin)).pairs)
 
 

@@ -25,6 +25,7 @@ from perfexp.plan import config, naming, prerequisites, sources
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, read_points
 from perfexp.reports.console import Console, lines_of
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.remarks import failures
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: Node of a model that only this process has.
 _LIVE = "perfexp.models.module.LiveModule"
 
-Record.text = staticmethod(lambda record: "\n".join(lines_of(lambda console: console.results(record))))
+Record.text = staticmethod(lambda record: "\n".join(lines_of(lambda console: console.results(Analysis.of(record)))))
 
 
 def compose(*arguments: str, **overrides: Any) -> config.Plan:

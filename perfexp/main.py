@@ -47,6 +47,7 @@ from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import json_results
 
 #: Exit code if everything was measured, and a tracker did not accept a record.
@@ -352,7 +353,7 @@ class _Application:
         if self._results is not None:
             failure = {"name": assignment.name, "status": "failed", "error": str(outcome)}
             self._results.append(
-                json_results.of_run(outcome, assignment.folder) if isinstance(outcome, Record) else failure
+                json_results.of_run(Analysis.of(outcome), assignment.folder) if isinstance(outcome, Record) else failure
             )
         if self.sweep_run is not None and assignment.sweep is not None:
             self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)

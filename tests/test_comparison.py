@@ -23,6 +23,7 @@ from perfexp.records.record import Epoch, Metric, Point, Series, Status, SweepMe
 from perfexp.statistics import ratios
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
+from perfexp.summaries.analysis import Analysis
 from tests.simulation import adapted
 
 PAIRS = 200
@@ -136,7 +137,7 @@ def test_the_geometric_mean_holds_for_other_models():
 
 def sides(*records):
     return [
-        Side.of(name, name, [one] if not isinstance(one, list) else one)
+        Side.of(name, name, map(Analysis.of, [one] if not isinstance(one, list) else one))
         for name, one in zip("ABC", records, strict=False)
     ]
 
@@ -382,7 +383,7 @@ def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widt
     for point, value, width in zip(made.points, (1.0, 4.0), widths, strict=True):
         ends = {"low": value * (1 - width), "high": value * (1 + width)} if width else {}
         point.metrics.append(Metric(name="energy/per_image_joules", value=value, unit="joules", **ends))
-    [found] = measures.repeats(made).values()
+    [found] = measures.repeats(Analysis.of(made)).values()
     assert found["energy"].values == (1.0, 4.0)
     assert found["energy"].within == (within and pytest.approx(within / 1.96**2))
 

@@ -16,6 +16,7 @@ from perfexp.models.weights import load_weights
 from perfexp.orchestration import supervisor
 from perfexp.plan import config, validation
 from perfexp.records.record import Metric, Record, Status
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 from tests.models.test_clip_gesture import opened
 
@@ -203,7 +204,7 @@ def test_two_files_give_speedup_throughput_memory_and_accuracy(make_record, tmp_
     files = []
     for one in (record, amd(record)):
         files.append(tmp_path / vendor_file.name(one))
-        files[-1].write_bytes(vendor_file.to_json(one))
+        files[-1].write_bytes(vendor_file.to_json(Analysis.of(one)))
     assert [file.name.split("_")[1] for file in files] == ["nvidia", "amd"]
     assert commands.run(["compare", *map(str, files), "--json"]) == 0
     devices = json.loads(capsys.readouterr().out)["devices"]

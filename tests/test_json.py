@@ -6,6 +6,7 @@ import pytest
 
 from perfexp.__main__ import dispatch
 from perfexp.records import diagnostics
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import json_results
 from tests.roofline.listings import long_form, many
 
@@ -89,7 +90,7 @@ def test_diagnostics_of_measurements_are_among_those_of_their_run(make_record, t
     record.doubts[:] = [diagnostics.Diagnostic(code="of_the_run", message="x")]
     for point, load in zip([one for one in record.points if one.key.is_timed], (9.0, 12.0), strict=True):
         point.doubts.append(diagnostics.make("busy_host", load=load, cores=64))
-    found = json_results.of_run(record, tmp_path)["diagnostics"]
+    found = json_results.of_run(Analysis.of(record), tmp_path)["diagnostics"]
     [busy] = [one for one in found if one["code"] == "busy_host"]
     assert busy["where"] == ["256", "224"]
     assert "12.0 of 64" in busy["detail"]

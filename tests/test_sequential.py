@@ -15,6 +15,7 @@ from perfexp.comparison.pairing import Side
 from perfexp.records.record import SweepMembership
 from perfexp.statistics import sequential
 from perfexp.statistics.sequential import LEAST, MOST, level
+from perfexp.summaries.analysis import Analysis
 
 PAIRS = 60
 
@@ -96,7 +97,9 @@ def test_before_the_first_look_nothing_is_decided():
 )
 def test_the_table_names_the_confidence_and_what_would_decide(count, note):
     made = both(count, level(count) and 1e-15)
-    compared = judging.compare([Side.of(one.name, one.name, [one]) for one in made], Settings(margin=0.031))
+    compared = judging.compare(
+        [Side.of(one.name, one.name, [Analysis.of(one)]) for one in made], Settings(margin=0.031)
+    )
     text = "\n".join([*comparison_table.header(compared), *comparison_table.grid(compared, compared.sides[1]).notes])
     assert note in text
     assert "no intervals before 2 processes" in text if count == 1 else "100 % intervals at this look" in text

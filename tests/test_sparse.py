@@ -22,6 +22,7 @@ from perfexp.prediction.sparse import Sparse
 from perfexp.records.expected import Expected
 from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
 from perfexp.statistics.estimators import Interval
+from perfexp.summaries.analysis import Analysis
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true")
 SPARSE = (*FAKE, "sweep=sparse", "model.stairs=0.02", "output_dir=out")
@@ -188,7 +189,7 @@ def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
     [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
-    panel, rate = record_plots.plot(record, [forecast]).panels
+    panel, rate = record_plots.plot(Analysis.of(record), [forecast]).panels
     [line] = [line for line in panel.lines if line.predicted]
     assert (line.label, [line for line in rate.lines if line.predicted]) == ("device", [])
     assert not panel.curves

@@ -14,6 +14,7 @@ from perfexp.reports import markdown, overview
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import remarks, wording
+from perfexp.summaries.analysis import Analysis
 
 SIZES = range(224, 513, 32)
 
@@ -68,8 +69,7 @@ def test_noise_is_not_a_scaling_model(make_record):
     noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
     short = [point(0.2, size, calls=count) for size, count in calls.items()]
     for points, reason in ((noisy, "the times scatter by "), (short, "3 of 5 medians have no interval")):
-        rows = summary.rows(make_record(points=points))
-        (line,) = remarks.scaling_lines(rows)
+        (line,) = remarks.scaling_lines(Analysis.of(make_record(points=points)))
         assert line.startswith(f"latency: growth with the size not determined: {reason}")
     assert not growth.scalings(summary.rows(make_record(points=[point(0.2, size) for size in SIZES])))[0].doubt
 
@@ -77,9 +77,9 @@ def test_noise_is_not_a_scaling_model(make_record):
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
     shapes = [(256, 128), (224, 224), (256, 512), (512, 1024), (128, 2048), (640, 640)]
     points = [point(1e-7 * height * width, (height, width)) for height, width in shapes]
-    rows = summary.rows(make_record(points=points))
-    (found,) = growth.scalings(rows)
-    [line] = remarks.scaling_lines(rows)
+    analysis = Analysis.of(make_record(points=points))
+    (found,) = analysis.scalings
+    [line] = remarks.scaling_lines(analysis)
     assert "(pixels / (512·1024))^" in line
     assert "(256x128 to 512x1024 only, 6 sizes" in line
     assert found.fit.exponent.value == pytest.approx(1, abs=0.01)
@@ -200,14 +200,14 @@ def test_times_of_0_have_no_rate(make_record, seconds):
     record = make_record(points=[point(one, replicate=number) for number, one in enumerate(seconds)])
     [row] = summary.rows(record)
     assert (row.time.median.value, row.samples_per_second) == (0.0, None)
-    assert measures.repeats(record) == {row.key: {}}
-    assert "latency" in markdown.markdown(record)
+    assert measures.repeats(Analysis.of(record)) == {row.key: {}}
+    assert "latency" in markdown.markdown(Analysis.of(record))
 
 
 def test_a_median_of_0_leaves_the_other_figures(make_record):
     measured = point(0.01)
     measured.series[0].samples[:40] = [0.0] * 40
-    [found] = measures.repeats(make_record(points=[measured])).values()
+    [found] = measures.repeats(Analysis.of(make_record(points=[measured]))).values()
     assert found.keys() == {"p95", "throughput"}
 
 
@@ -381,12 +381,12 @@ def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_
         [diagnostics.make(code, idle=0.5, of_mean="", cause="launches", advice="larger batch_size")] if code else []
     )
     record = make_record(points=[measured])
-    notes = overview.metrics(record, summary.rows(record)).notes
+    notes = overview.metrics(Analysis.of(record)).notes
     assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)
     assert not any("first process" in note for note in notes)
     other = point(0.0101, kind="device", replicate=1)
     several = make_record(points=[measured, other])
-    assert any("first process" in note for note in overview.metrics(several, summary.rows(several)).notes)
+    assert any("first process" in note for note in overview.metrics(Analysis.of(several)).notes)
 
 
 def raced(default, **facts):
@@ -417,7 +417,7 @@ def test_cycles_are_those_of_the_device_time_of_all_processes(make_record):
     for point, cycles in zip(points, (4e6, 9e6), strict=True):
         point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
     [row] = summary.rows(make_record(points=points))
-    assert wording.find_metric(row, "device/cycles_per_call").value == pytest.approx(6e6)
+    assert row.metric("device/cycles_per_call").value == pytest.approx(6e6)
 
 
 def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record):
@@ -429,13 +429,13 @@ def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record)
     promised = value["promised_speedup_over_default"]
     assert promised.value == pytest.approx((1.2 * 1.3 * 1.25) ** (1 / 3))
     assert promised.low < 1.2 < 1.3 < promised.high
-    [note] = [note for note in overview.metrics(record, rows).notes if "first process" in note]
+    [note] = [note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note]
     assert note.startswith("speedups, but for the promised ones, are of the first process")
 
 
 def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record):
     [row] = summary.rows(make_record(points=of_processes([3.0, 3.0], [1.2, 1.2], kept_since="2026-01-01")))
-    promised = wording.find_metric(row, "algorithm/promised_speedup_over_default")
+    promised = row.metric("algorithm/promised_speedup_over_default")
     assert (promised.value, promised.low, promised.high) == (1.2, 1.2, 1.2)
 
 
@@ -444,9 +444,9 @@ def test_speedups_of_the_whole_model_are_pooled_where_every_process_has_them(mak
     points[1].metrics.append(Metric(name="algorithm/speedup_over_default", value=1.2, unit="1"))
     record = make_record(points=points)
     rows = summary.rows(record)
-    speedup = wording.find_metric(rows[0], "algorithm/speedup_over_default")
+    speedup = rows[0].metric("algorithm/speedup_over_default")
     assert speedup.value == pytest.approx((1.1 * 1.2) ** 0.5)
-    assert not any("first process" in note for note in overview.metrics(record, rows).notes)
+    assert not any("first process" in note for note in overview.metrics(Analysis.of(record)).notes)
 
 
 def test_promised_speedups_are_not_excepted_where_there_are_none(make_record):
@@ -456,7 +456,7 @@ def test_promised_speedups_are_not_excepted_where_there_are_none(make_record):
     for number, each in enumerate(points):
         each.metrics += [Metric(name=name, value=1.1, unit="1") for name in names[: 2 - number]]
     record = make_record(points=points)
-    [note] = [note for note in overview.metrics(record, summary.rows(record)).notes if "first process" in note]
+    [note] = [note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note]
     assert "promised" not in note
 
 
@@ -464,7 +464,7 @@ def test_a_speedup_that_is_missing_is_of_no_process(make_record):
     points = [point(0.01, replicate=number) for number in range(2)]
     points[0].metrics.append(Metric(name="algorithm/speedup_over_default", value=None, unit="1", reason="no time"))
     record = make_record(points=points)
-    assert not any("first process" in note for note in overview.metrics(record, summary.rows(record)).notes)
+    assert not any("first process" in note for note in overview.metrics(Analysis.of(record)).notes)
 
 
 @pytest.mark.parametrize(

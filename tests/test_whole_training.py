@@ -14,10 +14,10 @@ from perfexp.models import Schedule
 from perfexp.modes.train import Train
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Metric, Status
-from perfexp.records.summary import rows
 from perfexp.reports.markdown import markdown
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import csv_tables, flat, vendor_file
-from perfexp.tables.flat import point_runs, quantities
+from perfexp.tables.flat import charted, point_runs
 from perfexp.worker.workbench import Workbench
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")
@@ -72,8 +72,8 @@ def test_an_epoch_is_a_line_of_the_console_of_the_table_and_a_step_in_mlflow(run
     with Path("x/fake_default_epochs.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [float(line["seconds"]) for line in lines] == [epoch.seconds for epoch in epochs]
-    [part] = point_runs(record, rows(record))
-    sent = [(each.name, each.step, each.value) for each in quantities(record, part) if each.group == "epoch"]
+    [part] = point_runs(Analysis.of(record))
+    sent = [(each.name, each.step, each.value) for each in charted(part) if each.group == "epoch"]
     assert [one for one in sent if one[0] == "samples_per_second"] == [
         ("samples_per_second", epoch.number, epoch.samples_per_second) for epoch in epochs
     ]
@@ -85,13 +85,13 @@ def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
         Epoch(number=1, seconds=1.0, samples_per_second=1.0),
         Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
     ]
-    lines = list(csv.DictReader(csv_tables.to_csv(flat.epochs(record)).decode().splitlines()))
+    lines = list(csv.DictReader(csv_tables.to_csv(flat.epochs(Analysis.of(record))).decode().splitlines()))
     assert [line["custom/f1"] for line in lines] == ["", "0.5"]
-    report = markdown(record)
+    report = markdown(Analysis.of(record))
     assert "## Epochs" in report
     assert "| 2 | 1.00 s |" in report
     assert "0.5000 |" in report
-    [training] = json.loads(vendor_file.to_json(record))["training"]
+    [training] = json.loads(vendor_file.to_json(Analysis.of(record)))["training"]
     assert training["epoch_metrics"] == [{}, {"custom/f1": 0.5}]
 
 

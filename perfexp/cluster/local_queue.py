@@ -23,6 +23,7 @@ from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.schema import Cluster
 from perfexp.records.paths import SweepPaths
 from perfexp.reports.console import Console
+from perfexp.summaries.analysis import Analysis
 
 #: Interval at which ended processes are noticed.
 _LOOK_SECONDS = 0.2
@@ -152,7 +153,7 @@ def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: En
         ended(assignment, kind(f"{assignment.name}: exit code {code}; see {log}"))
         return
     assignment.is_sent = code != _NOT_SENT
-    show_results(record, assignment, console)
+    show_results(Analysis.of(record), assignment, console)
     ended(assignment, record)
 
 

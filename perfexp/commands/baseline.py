@@ -14,6 +14,7 @@ from perfexp.comparison import named_baselines
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.reports.console import Console
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
@@ -55,7 +56,8 @@ def baseline(
         echo(json_results.text({"added": place}) if as_json else f"added {place}")
     elif action is Action.show:
         place = sides.baseline(root, name, machine)
-        runs = [(record, place / str(number)) for number, record in enumerate(named_baselines.read(place))]
+        analyses = map(Analysis.of, named_baselines.read(place))
+        runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
         if as_json:
             echo(json_results.document([json_results.of_run(*run) for run in runs]))
         for run in () if as_json else runs:

@@ -21,6 +21,8 @@ from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.records.record import USUAL_PRECISION
+from perfexp.reports import markdown
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
@@ -100,7 +102,7 @@ def check(
     echo(one_line(outcome), err=True)
     if summary:
         lines = map(escape_markdown, (outcome, *failed, *unknown))
-        _append(summary, "\n\n".join([*lines, comparison_table.markdown(compared)]))
+        _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
     raise typer.Exit(1 if failed else 2 if unknown else 0)
 
 
@@ -110,10 +112,11 @@ def _sides(new: str, against: str, root: Path, machine: str | None, uri: str | N
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
     if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
         place = sides.baseline(root, against, machine or named_baselines.machine_of(records))
-        yield Side.of("A", str(place), named_baselines.read(place))
+        yield Side.of("A", str(place), map(Analysis.of, named_baselines.read(place)))
     else:
-        yield Side.of("A", against, *sides.records(against, uri))
-    yield Side.of("B", new, records, missing)
+        before, lacking = sides.records(against, uri)
+        yield Side.of("A", against, map(Analysis.of, before), lacking)
+    yield Side.of("B", new, map(Analysis.of, records), missing)
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:

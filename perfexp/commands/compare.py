@@ -15,8 +15,8 @@ from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
+from perfexp.reports import markdown
 from perfexp.reports.console import Console
-from perfexp.summaries.grid import Grid
 from perfexp.tables import csv_tables
 
 _STEM = "comparison"
@@ -97,7 +97,7 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
     from perfexp.plots import pages  # matplotlib takes half a second
 
     contents = {
-        "md": comparison_table.markdown(compared).encode(),
+        "md": markdown.comparison(compared).encode(),
         "csv": csv_tables.to_csv(comparison_table.csv_lines(compared)),
         "json": compared.to_json(),
         "html": pages.of_comparison(compared),
@@ -112,14 +112,4 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
 
 def print_comparison(compared: Comparison, console: Console | None = None) -> None:
     """Print the tables of a comparison."""
-    console = console or Console()
-    for line in comparison_table.header(compared):
-        console.note(line)
-    for side in compared.sides[1:]:
-        title, doubts = comparison_table.title(compared, side), comparison_table.doubts(compared, side)
-        console.show_grid(title, comparison_table.grid(compared, side), above=doubts)
-        for heading, content in comparison_table.sections(compared, side):
-            if isinstance(content, Grid):
-                console.show_grid(heading, content)
-            else:
-                console.show_lines(heading, content)
+    (console or Console()).show_sections(comparison_table.sections(compared))

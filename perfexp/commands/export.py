@@ -17,6 +17,7 @@ from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import csv_tables, flat, json_results, layer_tables, tidy
 from perfexp.tables.flat import Line
 from perfexp.tables.layer_tables import Row
@@ -157,7 +158,7 @@ class Collected:
             self._failed(error)
 
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
-        membership = record.sweep
+        membership, analysis = record.sweep, Analysis.of(record)
         if of is not None and (membership is None or membership.uid != of):
             return
         self._read.add(file.resolve())
@@ -167,9 +168,9 @@ class Collected:
             self.runs[record.uid] = _Run(
                 ended=record.ended,
                 sweep=(membership.uid, membership.job) if membership else None,
-                lines=flat.points(record, file.parent),
+                lines=flat.points(analysis, file.parent),
                 blocks=tidy.blocks(record) if self.samples else [],
-                layers=tidy.layers(record, file.parent) if self.layers else [],
+                layers=tidy.layers(analysis, file.parent) if self.layers else [],
             )
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:

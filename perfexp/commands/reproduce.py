@@ -36,6 +36,7 @@ from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import LARGEST, TIMED, Record, Status
+from perfexp.summaries.analysis import Analysis
 from perfexp.sweep import seeks_batch
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
@@ -76,7 +77,7 @@ def reproduce(
     """
     settings = sides.settings(margin, fdr, metric or ",".join(reproduction.MEASURES), allow)
     record = _read(place)
-    side = Side.of("A", str(place), [record])
+    side = Side.of("A", str(place), [Analysis.of(record)])
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         again = _settle(record, place, overrides or (), processes, config_dir, composed_here=image is None)
         outcome, compared = _known(record, settings, in_image=image is not None), None
@@ -275,5 +276,5 @@ def _judge(side: Side, again: _Repetition, settings: Settings) -> tuple[Reproduc
         return Reproduction(Outcome.NOT_COMPARABLE, (f"the plans differ in {'; '.join(changes)}",)), None
     if all(point.status is not Status.OK for point in new.points if point.key.is_timed):
         return Reproduction(Outcome.DIFFERS, (f"no point was measured again ({new.status.value})",)), None
-    compared = judging.compare([side, Side.of("B", str(again.folder), [new])], settings)
+    compared = judging.compare([side, Side.of("B", str(again.folder), [Analysis.of(new)])], settings)
     return reproduction.judge(compared), compared

@@ -18,6 +18,7 @@ from perfexp.orchestration import worker_query
 from perfexp.plan import config
 from perfexp.plan.config import Plan
 from perfexp.records.record import Record
+from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.summaries import selfcheck_summary
 
@@ -57,7 +58,7 @@ def selfcheck(
     if code > 1:  # usage errors and interrupts
         raise typer.Exit(code)
     record = Record.load(folder)
-    known = selfcheck_summary.spreads(record)
+    known = selfcheck_summary.spreads(rows(record))
     if not known:
         raise UserError(f"No two processes in {folder} have the same point; its report shows why (perfexp show).")
     sentence = selfcheck_summary.sentence(known)

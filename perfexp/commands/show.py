@@ -21,6 +21,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 from perfexp.reports.sections import of_sweep, sections
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import json_results
 
 #: Runs that are named; the rest is counted.
@@ -49,29 +50,26 @@ def show(
         return
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
-    record = Record.load(folder)
+    analysis = Analysis.of(Record.load(folder))
     place = (folder if folder.is_dir() else folder.parent).absolute()
     if html is not None:
-        _write(html, lambda pages: pages.of_run(record, sections(record)))
+        _write(html, lambda pages: pages.of_run(analysis, sections(analysis)))
     if as_json:
-        echo(json_results.document([json_results.of_run(record, place)]))
+        echo(json_results.document([json_results.of_run(analysis, place)]))
     else:
-        console.show(record, place)
+        console.show(analysis, place)
     _name_written(html, as_json=as_json)
 
 
 def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: bool) -> None:
     sweep = Sweep.load(folder)
-    records = sweep.records(folder)
+    whole = SweepAnalysis.of(sweep, sweep.records(folder))
     if html is not None:
-        _write(html, lambda pages: pages.of_sweep(sweep, records, of_sweep(sweep, records)))
+        _write(html, lambda pages: pages.of_sweep(whole, of_sweep(whole)))
     if as_json:
-        of_job = {record.sweep.job: record for record in records if record.sweep}
-        places = {child.job: place.absolute() for child, place in folders.run_folders(sweep, folder)}
-        runs = [(record, places.get(job, folder)) for job, record in of_job.items()]
-        echo(json_results.of_sweep(sweep, runs, folder.absolute()))
+        echo(json_results.of_sweep(whole, folder.absolute()))
     else:
-        console.show_sweep(sweep, folder.absolute(), records)
+        console.show_sweep(whole, folder.absolute())
     _name_written(html, as_json=as_json)
 
 

@@ -21,11 +21,12 @@ from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
 from perfexp.records import folders, units
 from perfexp.records.record import Record
-from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics.distributions import ALPHA
 from perfexp.summaries import sweep_summary
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.remarks import raised_diagnostics
+from perfexp.summaries.wording import codes
 from perfexp.tables import vendor_file
 
 #: Beginning of a side that is a run of the tracking store.
@@ -101,7 +102,11 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
-    return [_side(name, place, *records(place, uri)) for name, place in zip(_names(len(places)), places, strict=True)]
+    sides = []
+    for name, place in zip(_names(len(places)), places, strict=True):
+        found, missing = records(place, uri)
+        sides.append(_side(name, place, list(map(Analysis.of, found)), missing))
+    return sides
 
 
 def _within(folder: Path) -> list[Side]:
@@ -111,8 +116,8 @@ def _within(folder: Path) -> list[Side]:
         UserError: fewer than two groups have a record.
     """
     runs = _of_sweep(folder)
-    every = pairing.groups((child, record) for child, _, record in runs)
-    groups = [group for group in every if group.records]
+    every = pairing.groups((child, Analysis.of(record) if record else None) for child, _, record in runs)
+    groups = [group for group in every if group.recorded]
     if sum(bool(group.timed) for group in groups) > 1:
         groups = [group for group in groups if group.timed]
         for group in every:
@@ -131,9 +136,9 @@ def _within(folder: Path) -> list[Side]:
     decided_by = _decided_by(folder)
     sides = []
     for name, group in zip(_names(len(groups)), groups, strict=True):
-        of_several = f"{folder} {group.name} ({units.counted(len(group.records), 'run')})"
+        of_several = f"{folder} {group.name} ({units.counted(len(group.recorded), 'run')})"
         source = places[group.number] if len(group.runs) == 1 else of_several
-        sides.append(_side(name, source, group.records, _missing(group.runs), decided_by))
+        sides.append(_side(name, source, group.recorded, _missing(group.runs), decided_by))
     return sides
 
 
@@ -145,18 +150,17 @@ def _names(count: int) -> str:
 
 
 def _side(
-    name: str, source: str, runs: list[Record], missing: list[str], decided_by: tuple[str, ...] | None = None
+    name: str, source: str, runs: Sequence[Analysis], missing: list[str], decided_by: tuple[str, ...] | None = None
 ) -> Side:
     """A side with what qualifies its figures."""
-    tables = [rows(record) for record in runs]
-    coverage = sweep_summary.coverage([row for table in tables for row in table])
-    raised = [one.worst for of_run in zip(runs, tables, strict=True) for one in raised_diagnostics(*of_run)]
+    coverage = sweep_summary.coverage(row for one in runs for row in one.rows)
+    raised = (raised.worst for one in runs for raised in raised_diagnostics(one))
     side = Side.of(name, source, runs, missing)
     facts = msgspec.structs.replace(
         side.facts,
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
-        warnings=tuple(dict.fromkeys(one.code for one in raised if not one.is_note)),
+        warnings=tuple(codes(raised)),
     )
     return replace(side, facts=facts)
 
@@ -178,8 +182,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
         return _stored(place.removeprefix(MLFLOW), uri), []
     folder = Path(place)
     if is_sweep(folder):
-        runs = [(child, record) for child, _, record in _of_sweep(folder)]
-        return [record for _, record in runs if record], _missing(runs)
+        runs = _of_sweep(folder)
+        return [record for _, _, record in runs if record], _missing((child, record) for child, _, record in runs)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
@@ -217,7 +221,7 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     return runs
 
 
-def _missing(runs: Iterable[pairing.Run]) -> list[str]:
+def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
     """A line for each run without a record."""
     return [
         f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"

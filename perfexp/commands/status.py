@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,8 +53,22 @@ def status(
             f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
-    complete = _print_json(below) if as_json else _show(below, folder, Console())
-    raise typer.Exit(0 if complete and not below.unreadable else 1)
+    groups = _groups(below)
+    runs = [run for group in groups.values() for run in group.runs]
+    pace = run_status.Pace(runs)
+    is_open = any(group.refused or group.not_begun for group in groups.values())
+    total = run_status.tally(runs, pace)
+    is_complete = total.complete and not is_open
+    if as_json:
+        refused = [line for group in groups.values() for line in group.refused]
+        lines = [_facts(run, run_status.tally([run], pace)) for run in runs]
+        echo(json_results.document(lines, is_complete=is_complete, refused=refused))
+    else:
+        console = Console()
+        _show(groups, pace, folder, console)
+        if len(groups) > 1 and runs:
+            console.note(f"in all: {total}")
+    raise typer.Exit(0 if is_complete and not below.unreadable else 1)
 
 
 @dataclass(kw_only=True)
@@ -145,48 +159,28 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     return not before or bool(before & after)
 
 
-def _show(below: _Below, folder: Path, console: Console) -> bool:
-    """Print a table for each folder that holds runs; returns whether everything is done."""
-    groups = _groups(below)
-    runs = [run for group in groups.values() for run in group.runs]
-    pace = run_status.Pace(runs)
+def _show(groups: Mapping[Path, _Group], pace: run_status.Pace, folder: Path, console: Console) -> None:
+    """Print a table for each folder that holds runs."""
     for place, group in groups.items():
         shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
         title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
         grid = run_status.matrix(group.runs, pace) if group.runs else None
         console.show_grid(title, grid, not_measured=group.refused)
         console.show_lines("jobs", group.jobs)
-    total = run_status.tally(runs, pace)
-    if len(groups) > 1 and runs:
-        console.note(f"in all: {total}")
-    return total.complete and not any(group.refused or group.not_begun for group in groups.values())
 
 
-def _print_json(below: _Below) -> bool:
-    """Print a line of JSON for each run; returns whether everything is done."""
-    groups = _groups(below)
-    runs = [run for group in groups.values() for run in group.runs]
-    pace = run_status.Pace(runs)
-    lines = [
-        {
-            "folder": str(run.folder.absolute()),
-            "model": run.about.model,
-            "algorithm": run.about.algorithm,
-            "gpu": run.gpu,
-            "is_complete": (total := run_status.tally([run], pace)).complete,
-            "is_running": run.running,
-            "points": total.by_status(),
-            "left_seconds": total.left_seconds,
-            "refusal": run.refusal,
-        }
-        for run in runs
-    ]
-    is_complete = all(line["is_complete"] for line in lines) and not any(
-        group.refused or group.not_begun for group in groups.values()
-    )
-    refused = [line for group in groups.values() for line in group.refused]
-    echo(json_results.document(lines, is_complete=is_complete, refused=refused))
-    return is_complete
+def _facts(run: Run, total: run_status.Tally) -> dict[str, Any]:
+    return {
+        "folder": str(run.folder.absolute()),
+        "model": run.about.model,
+        "algorithm": run.about.algorithm,
+        "gpu": run.gpu,
+        "is_complete": total.complete,
+        "is_running": run.running,
+        "points": total.by_status(),
+        "left_seconds": total.left_seconds,
+        "refusal": run.refusal,
+    }
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:
@@ -244,15 +238,27 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
         if run.folder.absolute().parent in places or (run.plan.get("stage") and RunPaths(run.folder).sweep == sweep.uid)
     ]
     values = [_values(run, sweep.axes) for run in own]
-    children = {child.job: child for child in sweep.children}
-    has_begun = {child.job for path, child in ended.items() if path in {run.folder.absolute() for run in own}}
-    pending = []
+    has_begun = {frozenset(of_run.items()) for of_run in values}
+    children, folders = {child.job: child for child in sweep.children}, {run.folder.absolute() for run in own}
+    pairs, pending = list(zip(own, values, strict=True)), []
+    alike = {_of_points(of_run): run for run, of_run in reversed(pairs)}
+    nodes = {(key, value): run.plan.get(key) for run, of_run in pairs for key, value in of_run.items()}
     for number, axes in enumerate(sweep.runs):
         child = children.get(number)
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
-        if is_left and number not in has_begun and axes not in values:
-            refusal = child.error if child else None
-            pending.append(_pending(axes, list(zip(own, values, strict=True)), folder / str(number), refusal))
+        is_measured = child is not None and (folder / child.directory).absolute() in folders
+        if is_left and not is_measured and frozenset(axes.items()) not in has_begun:
+            run = alike.get(_of_points(axes))
+            pending.append(
+                Run(
+                    folder=folder / str(number),
+                    plan=_plan(own[0].plan if own else {}, axes, nodes),
+                    results={},
+                    expected=run.expected if run else None,
+                    point_seconds=run.point_seconds if run else None,
+                    refusal=child.error if child else None,
+                )
+            )
     return pending
 
 
@@ -263,26 +269,19 @@ def _values(run: Run, axes: Collection[str]) -> dict[str, str]:
     return as_typed({key.lstrip("+"): value for key, _, value in pairs if key.lstrip("+") in axes})
 
 
-def _pending(axes: Mapping[str, str], own: list[tuple[Run, dict[str, str]]], folder: Path, refusal: str | None) -> Run:
-    """Derive a run that has not begun from the others of its sweep: its names, and the points of one with as many."""
-    plan = dict(own[0][0].plan) if own else {}
+def _plan(other: Mapping[str, Any], axes: Mapping[str, str], nodes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    """Return the plan of another run of a sweep with the names of other values, by the nodes of runs that have them."""
+    plan = dict(other)  # its nodes are replaced, never changed
     for key, value in axes.items():
         group, _, name = key.partition(".")
-        if twin := next((run.plan[key] for run, values in own if values.get(key) == value and key in run.plan), None):
-            plan[key] = twin
-        elif name in ("", "name"):
-            node = plan.get(group)
-            plan[group] = {**(node if name and isinstance(node, dict) else {}), "name": value}
-    alike = next((run for run, values in own if _of_points(values) == _of_points(axes)), None)
-    return Run(
-        folder=folder,
-        plan=plan,
-        results={},
-        expected=alike.expected if alike else None,
-        point_seconds=alike.point_seconds if alike else None,
-        refusal=refusal,
-    )
+        node = plan.get(group)
+        if not name:
+            plan[group] = nodes.get((key, value)) or {"name": value}
+        elif name == "name" and isinstance(node, dict):
+            plan[group] = {**node, "name": value}
+    return plan
 
 
-def _of_points(axes: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in axes.items() if _CHANGES_POINTS.match(f"{key}={value}")}
+def _of_points(axes: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return the values that change the number of points."""
+    return frozenset((key, value) for key, value in axes.items() if _CHANGES_POINTS.match(f"{key}={value}"))

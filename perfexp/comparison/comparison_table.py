@@ -21,7 +21,7 @@ from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
-from perfexp.summaries.grid import Column, Grid, escape_markdown
+from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
 #: Times that decide and verdicts, in a sentence.
@@ -460,27 +460,17 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
     return lines
 
 
-def markdown(comparison: Comparison) -> str:
-    """The whole comparison as Markdown."""
-    parts = ["# Comparison", *(f"* {escape_markdown(line)}" for line in header(comparison))]
+def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[Section]:
+    """The header, and for each side what `of_side` returns."""
+    yield Section("", header(comparison))
     for side in comparison.sides[1:]:
-        parts += ["", f"## {escape_markdown(title(comparison, side))}", ""]
-        for line in doubts(comparison, side):
-            parts += [escape_markdown(line), ""]
-        parts += [grid(comparison, side).markdown()]
-        for heading, content in sections(comparison, side, has_kernels=True):
-            parts += [f"### {heading}", ""]
-            if isinstance(content, Grid):
-                parts += [content.markdown()]
-            else:
-                parts += [*(f"* {escape_markdown(line.strip())}" for line in content), ""]
-    return "\n".join(parts)
+        yield from of_side(comparison, side, has_kernels=has_kernels)
 
 
-def sections(
-    comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
-) -> Iterator[tuple[str, Grid | list[str]]]:
-    """Lists and the layers below a side's table, with their titles; empty ones are left out."""
+def of_side(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Iterator[Section]:
+    """The title of a side, its table, and lists and the layers below it; empty ones are left out."""
+    yield Section(title(comparison, side), doubts(comparison, side))
+    yield Section("", grid(comparison, side))
     parts: dict[str, Grid | list[str] | None] = {
         "time and cycles disagree": [
             f"{pair.point}: {pair.clock}" for pair in comparison.pairs if pair.side == side.name and pair.clock
@@ -493,9 +483,7 @@ def sections(
         "runs without a record": [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing],
         "layers that explain the difference": layers(comparison, side, has_kernels=has_kernels),
     }
-    for heading, content in parts.items():
-        if content:
-            yield heading, content
+    yield from (Section(heading, content) for heading, content in parts.items() if content)
 
 
 def ratio_text(ratio: Interval) -> str:

@@ -25,7 +25,7 @@ from perfexp.comparison.document import (
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
-from perfexp.records.layer_lines import DISAGREES, gap_of, name_of, pass_of, seconds_of
+from perfexp.records.layer_lines import disagreement, gap_of, name_of, pass_of, seconds_of
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Point, Status
 from perfexp.roofline.kernel_names import short
@@ -336,8 +336,7 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
     before, after = _places(one.profiled), _places(two.profiled)
     if not (before and after):
         return []
-    doubts = (doubt for point in (one.profiled, two.profiled) if point for doubt in point.doubts)
-    agree = not any(doubt.code == DISAGREES for doubt in doubts)
+    agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
     total = sum(seconds for seconds, _ in after.values()) - sum(seconds for seconds, _ in before.values())
     found = []
     for layer, which in dict.fromkeys((*before, *after)):

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from perfexp.records.cold_starts import first_predictions
 from perfexp.records.point_times import GRAPH
-from perfexp.records.record import Key, Record, Status, without_replicate
-from perfexp.records.summary import rows
+from perfexp.records.record import Key, Status, without_replicate
 from perfexp.statistics.moderated import Repeats
+from perfexp.summaries.analysis import Analysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +51,14 @@ MEASURES = {
 }
 
 
-def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
+def repeats(analysis: Analysis) -> dict[Key, dict[str, Repeats]]:
     """Return the figures of each timed point by measure; those with a ratio are above 0, exact ones may be 0."""
-    found = {row.key: dict(row.figures) for row in rows(record) if row.status is Status.OK}
+    found = {row.key: dict(row.figures) for row in analysis.rows if row.status is Status.OK}
     for figures in found.values():
         figures.pop("throughput", None)  # a time, of which the rate is compared
         if rate := figures.pop("samples_per_second", None):
             figures["throughput"] = rate
-    for first in first_predictions(record):
+    for first in analysis.cold_starts:
         key = without_replicate(msgspec.structs.replace(first.key, phase="inference"))
         found.setdefault(key, {})["ttfp"] = Repeats(values=first.totals)
     return {

@@ -13,7 +13,8 @@ from perfexp.errors import UserError
 from perfexp.records.record import Key, Point, Record, Status, layers_key, without_replicate
 from perfexp.records.sweep_record import SweepChild
 from perfexp.statistics.moderated import Repeats
-from perfexp.summaries.subject import field_text, subject
+from perfexp.summaries.analysis import Analysis
+from perfexp.summaries.subject import field_text
 
 #: Fields of a key that always have to agree, and what else identifies a measurement.
 KEY_FIELDS = ("phase", "input_size", "batch_size")
@@ -24,8 +25,8 @@ POINT_AXES = ("mode", "mode.inference.batch_size", "mode.train.batch_size", "inp
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu")
 #: Numbers of devices and nodes in a plan, which are named where there are several.
 _COUNTS = {"gpus": "gpu.count", "nodes": "gpu.nodes"}
-#: A run of a sweep with its record; None if it left none.
-Run = tuple[SweepChild, Record | None]
+#: A run of a sweep with its analysis; None if it left no record.
+Run = tuple[SweepChild, Analysis | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +75,13 @@ class Side:
         return self.facts.source
 
     @classmethod
-    def of(cls, name: str, source: str, records: Iterable[Record], missing: Iterable[str] = ()) -> Side:
+    def of(cls, name: str, source: str, runs: Iterable[Analysis], missing: Iterable[str] = ()) -> Side:
         """The side of some runs; raises UserError without any timed point."""
-        measurements = tuple(one for record in records for one in _measurements(record))
+        measurements = tuple(one for analysis in runs for one in _measurements(analysis))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
-        runs = dict.fromkeys(one.record.name for one in measurements)
-        facts = SideFacts(name=name, source=source, runs=tuple(runs), missing=tuple(missing))
+        names = dict.fromkeys(one.record.name for one in measurements)
+        facts = SideFacts(name=name, source=source, runs=tuple(names), missing=tuple(missing))
         return cls(facts=facts, measurements=measurements)
 
     def features(self, name: str) -> set[str]:
@@ -165,23 +166,18 @@ def _fields(key: Key) -> tuple[Any, ...]:
     return tuple(getattr(key, field) for field in KEY_FIELDS)
 
 
-def _timed(record: Record) -> list[Point]:
-    """The points of a record that were to be timed."""
-    return [point for point in record.points if point.key.is_timed]
-
-
-def _measurements(record: Record) -> Iterable[Measurement]:
-    about = subject(record.plan, record.environment)
+def _measurements(analysis: Analysis) -> Iterable[Measurement]:
+    record, about = analysis.record, analysis.about
     axes = record.sweep.axes if record.sweep else {}
     others = {
         name: value for name, value in axes.items() if name not in POINT_AXES and name.split(".")[0] not in _COVERED
     }
-    figures = repeats(record)
+    figures = repeats(analysis)
     points: dict[Key, list[Point]] = {}  # a search for each point would take the square of their number
     for point in record.points:
         points.setdefault(without_replicate(point.key), []).append(point)
-    for point in _timed(record):
-        if not point.key.replicate:
+    for point in record.points:
+        if point.key.is_timed and not point.key.replicate:
             texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
             features = dict(zip(FEATURES, texts, strict=True)) | others
             counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
@@ -218,14 +214,14 @@ class Group:
     runs: tuple[Run, ...]
 
     @property
-    def records(self) -> list[Record]:
-        """The records of the runs that left one."""
-        return [record for _, record in self.runs if record]
+    def recorded(self) -> list[Analysis]:
+        """The runs that left a record."""
+        return [one for _, one in self.runs if one]
 
     @property
-    def timed(self) -> list[Record]:
-        """The records of the runs with a timed point."""
-        return [record for record in self.records if any(one.status is Status.OK for one in _timed(record))]
+    def timed(self) -> list[Analysis]:
+        """The runs with a timed point."""
+        return [one for one in self.recorded if any(row.status is Status.OK for row in one.rows)]
 
     @property
     def number(self) -> int:
@@ -252,8 +248,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     Runs that measured the same point are groups of their own, such as those of two modes that share a phase.
     """
     by_axes: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for child, record in sorted(runs, key=lambda run: run[0].job):
-        by_axes.setdefault(tuple(sorted(_without_points(child.axes).items())), []).append((child, record))
+    for run in sorted(runs, key=lambda run: run[0].job):
+        by_axes.setdefault(tuple(sorted(_without_points(run[0].axes).items())), []).append(run)
     found = []
     for members in by_axes.values():
         found += [Group(runs=tuple(members))] if _differ(members) else [Group(runs=(run,)) for run in members]
@@ -267,5 +263,5 @@ def _without_points(axes: dict[str, str]) -> dict[str, str]:
 def _differ(runs: Sequence[Run]) -> bool:
     """Whether no two runs have the same axes, or a point in common."""
     axes = {tuple(sorted(child.axes.items())) for child, _ in runs}
-    places = [{_fields(point.key) for point in _timed(record)} for _, record in runs if record]
+    places = [{_fields(row.key) for row in one.rows} for _, one in runs if one]
     return len(axes) == len(runs) and len(set().union(*places)) == sum(map(len, places))

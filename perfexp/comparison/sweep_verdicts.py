@@ -17,10 +17,9 @@ from perfexp.comparison.pairing import Group, Side
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
-from perfexp.records.record import Key, Record, Status
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.record import Key, Status
 from perfexp.statistics.distributions import ALPHA
-from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.analysis import SweepAnalysis
 
 #: Verdicts that leave open which of two runs is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
@@ -86,11 +85,11 @@ class _Contest:
         points: groups that measured each point, with the number of the run that did, by model and point.
     """
 
-    def __init__(self, sweep: Sweep, records: Sequence[Record]) -> None:
-        groups = pairing.groups(paired(sweep, records))
+    def __init__(self, whole: SweepAnalysis) -> None:
+        groups = pairing.groups(whole.runs)
         self.groups = {str(group.number): group for group in groups if group.timed}
         self.sides = {name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()}
-        wanted = (fact_at(one.plan, "compare.baseline") for one in records)
+        wanted = (fact_at(one.record.plan, "compare.baseline") for one in whole.analyses)
         self.wanted = next((str(name) for name in wanted if name is not None), None)
         named = (name for name, group in self.groups.items() if self.wanted is None or _is_named(group, self.wanted))
         self.first = next(named, "")
@@ -143,9 +142,9 @@ def _is_named(group: Group, wanted: str) -> bool:
     )
 
 
-def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
+def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
     """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured."""
-    contest = _Contest(sweep, records)
+    contest = _Contest(whole)
     if not contest.first:
         unknown = f"compare.baseline={contest.wanted}: no timed run has this name"
         return SweepVerdicts(fastest=[unknown] if contest.groups else [])
@@ -175,13 +174,13 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> SweepVerdicts:
     )
 
 
-def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
+def winners(whole: SweepAnalysis) -> list[Winner]:
     """The fastest group of each point that several groups of a sweep measured, by the verdicts of `of_sweep`.
 
     It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. The baseline of
     groups that cannot be compared with that of the sweep, of another model or point, is the first of them.
     """
-    contest = _Contest(sweep, records)
+    contest = _Contest(whole)
     found = []
     for (model, place), members in contest.points.items() if contest.first else ():
         baseline, every = contest.at(place, members)
@@ -206,16 +205,16 @@ def winners(sweep: Sweep, records: Sequence[Record]) -> list[Winner]:
     return found
 
 
-def time_ratios(sweep: Sweep, records: Sequence[Record]) -> dict[tuple[int, str, str], TimeRatio | None]:
+def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
     """The ratio of each time of each run, by number, phase and measure, with the verdicts of `of_sweep`.
 
     The baseline is that of the sweep, or for another model the first of its groups; its ratio is None. Runs that no
     other run is compared with have no entry.
 
     Args:
-        records: runs of one size and batch size each.
+        whole: a sweep whose runs have one size and batch size each.
     """
-    contest = _Contest(sweep, records)
+    contest = _Contest(whole)
     found: dict[tuple[int, str, str], TimeRatio | None] = {}
     for (_, place), members in contest.points.items() if contest.first else ():
         baseline, pairs = contest.at(place, members)

@@ -19,6 +19,7 @@ from perfexp.prediction.skill import Truth
 from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
 from perfexp.records import priors
 from perfexp.records.folders import below
+from perfexp.records.point_times import interval_of
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY
 from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, rows
@@ -26,7 +27,6 @@ from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
 from perfexp.summaries.subject import Subject, subject
-from perfexp.summaries.wording import find_metric, interval_of
 
 #: Quantities of a curve, with their units.
 QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
@@ -216,9 +216,9 @@ def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
 
 def _metrics(table: Sequence[Row], name: str, prior: Prior | None = None) -> tuple[str, dict[Pair, Interval]]:
     """Return a metric of the rows; with a prior, its interval is widened to that of a mean over processes."""
-    metrics = {(row.key.input_size, row.key.batch_size): find_metric(row, name) for row in table}
-    known = {pair: interval_of(metric) for pair, metric in metrics.items() if metric and metric.value}
-    intervals = {pair: interval for pair, interval in known.items() if interval.value > 0}
+    metrics = {(row.key.input_size, row.key.batch_size): row.metric(name) for row in table}
+    known = {pair: interval_of(metric) for pair, metric in metrics.items()}
+    intervals = {pair: interval for pair, interval in known.items() if interval and interval.value > 0}
     return name, {pair: Repeats.of([one], prior).interval if prior else one for pair, one in intervals.items()}
 
 

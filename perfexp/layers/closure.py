@@ -7,14 +7,12 @@ import numpy as np
 from perfexp.layers import Closure, LayerTimes, Method
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.layer_lines import IGNORE
+from perfexp.records.layer_lines import READABLE
 
 #: Tolerance for a device-bound call, and for one that gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
 #: Least share of kernel time in the time without profiling, for a queue that was not pre-filled.
 _LEAST_BUSY = 0.6
-#: Beyond this difference even the shares are meaningless.
-_READABLE = 0.25
 #: Gaps dominate from this share of the time on.
 _GAPS_DOMINATE = 0.2
 #: Tolerated share of unattributed time.
@@ -63,8 +61,8 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
         difference=closure.relative,
         details=f", tolerated ±{closure.tolerance:.0%}; {closure.gap_share:.0%} of it are gaps",
         advice="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
-        if abs(closure.relative) <= _READABLE
-        else f"{IGNORE}: other work disturbed one of the two; measure again when the machine is idle",
+        if abs(closure.relative) <= READABLE
+        else "ignore the layers: other work disturbed one of the two; measure again when the machine is idle",
     )
 
 

@@ -21,6 +21,7 @@ from perfexp.records import units
 from perfexp.records.record import Record, Status
 from perfexp.reports.console import Console
 from perfexp.statistics import sequential
+from perfexp.summaries.analysis import Analysis
 
 
 class AbRun:
@@ -73,7 +74,7 @@ class AbRun:
                 run.assignment.sweep.level = sequential.level(measured)
         if any(len(_replicates(record)) < processes for record in records):
             return True  # the report of the run has the reason
-        sides = [Side.of(name, name, [one]) for name, one in zip("AB", records, strict=False)]
+        sides = [Side.of(name, name, [Analysis.of(one)]) for name, one in zip("AB", records, strict=False)]
         pairs = self._decisive(judging.compare(sides, self._settings).pairs)
         is_late = next_end - self._start > self._max_seconds
         if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in pairs):

@@ -53,6 +53,7 @@ from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries import profile_summary
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
@@ -210,11 +211,11 @@ class Run:
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
         """Write tables and plots of a saved record, send it, and show it, by default on the console of the run."""
-        console = console or self._console
+        console, analysis = console or self._console, Analysis.of(record)
         with interrupts.held():  # a library that is interrupted during its import stays broken
-            self._write_files(record, console)
+            self._write_files(analysis, console)
         link = self._send(record, console)
-        show_results(record, self.assignment, console, tracking=link)
+        show_results(analysis, self.assignment, console, tracking=link)
         return record
 
     def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
@@ -225,16 +226,17 @@ class Run:
             self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self._paths.record}")
             return []
 
-    def _write_files(self, record: Record, console: Console) -> None:
+    def _write_files(self, analysis: Analysis, console: Console) -> None:
+        record = analysis.record
         try:
-            if profile_summary.points(record):
+            if profile_summary.profiles(record):
                 roofline_files.write_profiled(record, self._paths, gpu_sheets.read([installation.conf_dir()]))
             forecasts: list[Forecast] = []
             if self.assignment.plan.is_sparse:
                 forecasts = self._optional("Other points could not be predicted", partial(_forecasts, record))
             for forecast in forecasts if not console.quiet else ():
                 console.note(predictions.summary(forecast))
-            record.artifacts = run_files.write(record, self._paths, forecasts)
+            record.artifacts = run_files.write(analysis, self._paths, forecasts)
             write_atomically(self._paths.record, record.to_json())
         except OSError as error:
             place = self._paths.record
@@ -260,14 +262,14 @@ def _forecasts(record: Record, folder: Path) -> list[Forecast]:
     return predictions.of_record(record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder)))
 
 
-def show_results(record: Record, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
+def show_results(analysis: Analysis, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
     """Print the results of a run, those of a run of a sweep in a line: the sweep's table and link come at its end."""
     sweep = assignment.sweep
     if sweep is None:
-        console.show(record, assignment.folder, tracking=tracking)
+        console.show(analysis, assignment.folder, tracking=tracking)
     else:
         name = " ".join(f"{axis}={value}" for axis, value in sweep.axes.items()) or assignment.name
-        console.show_in_sweep(record, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
+        console.show_in_sweep(analysis, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
 
 
 def _remove_empty(replacement: RunPaths) -> None:

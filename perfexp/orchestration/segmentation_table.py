@@ -14,9 +14,9 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
 from perfexp.speed import Speed
 from perfexp.statistics import estimators
+from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
-from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import rate_text, with_width
 from perfexp.tables import speed_files
 
@@ -84,9 +84,9 @@ def _console(config: Any) -> Any:
 def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
     """Return the trainings of a sweep, whose folder is `folder`; None if it has none."""
     lines: list[dict[str, str]] = []
-    for child, record in paired(sweep, records):
-        if record is not None:
-            lines += [_of_speed(*training) for training in speed_files.where(record, folder / child.directory)]
+    for child, one in SweepAnalysis.of(sweep, records).runs:
+        if one is not None:
+            lines += [_of_speed(*training) for training in speed_files.where(one.record, folder / child.directory)]
         elif child.status is not Status.OK:
             lines.append(_refused(child))
     if not lines:

@@ -25,6 +25,7 @@ from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 from perfexp.reports.run_status import counted_points
+from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
@@ -217,22 +218,22 @@ class SweepRun:
         if self.sweep.jobs is None:  # the sweeper chooses
             is_whole = not any(path.is_dir() for path in self.paths.root.iterdir())
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
-            self._console.show_sweep(self.sweep, None, [])
+            self._console.show_sweep(SweepAnalysis.of(self.sweep, []), None)
             return True
         self.sweep.ended = timestamp()
         self.sweep.refresh(self.paths.root)
-        records = self.sweep.records(self.paths.root)
+        whole = SweepAnalysis.of(self.sweep, self.sweep.records(self.paths.root))
         link, is_complete = None, True
         try:
             with interrupts.held():  # a library that is interrupted during its import stays broken
                 self._write()
-                run_files.write_sweep(self.sweep, self.paths.root, records)
+                run_files.write_sweep(whole, self.paths.root)
             if self._tracker is not None:
                 link = self._tracker.publish_sweep(self.sweep, self.paths.root)
         except (PerfexpError, OSError) as error:
             is_complete = False
             self._console.error(f"The summary of the sweep is not complete: {error}")
-        self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
+        self._console.show_sweep(whole, self.paths.root, tracking=link)
         return is_complete
 
     def _write(self) -> None:

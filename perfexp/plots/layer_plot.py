@@ -8,12 +8,13 @@ from typing import Any
 
 from perfexp.plots.canvas import caption_of, columns, matplotlib, name_rows, plain, save, title_of
 from perfexp.plots.chart import COLORS, GREY, Caption, footer_of, unit_of
+from perfexp.records.layer_lines import disagreement
 from perfexp.records.record import Point, Record, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import subject
 from perfexp.tables.layer_groups import GAPS, OTHERS, Layer, Stretch, by_kind, call_seconds, in_order, merged
-from perfexp.tables.layer_tables import disagreement, doubt_text, representative_point
+from perfexp.tables.layer_tables import doubt_text, representative_point
 
 #: Color of gaps, and those of neighbors that have no kind, in turns.
 _GAP, _SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")

@@ -11,15 +11,11 @@ from perfexp.comparison.document import Comparison
 from perfexp.plots import drawing, forest, layer_plot, record_plots, sweep_plots
 from perfexp.plots.canvas import save
 from perfexp.plots.roofline_table import grid
-from perfexp.records.record import Record
-from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.placement import Roofline
 from perfexp.roofline.sentences import meaning
-from perfexp.summaries.grid import Grid
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import one_line
-
-#: The title of a part of a page, and its table or lines.
-Section = tuple[str, Grid | Sequence[str]]
 
 _STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1200px; padding: 0 1em }
 svg { max-width: 100%; height: auto } .wide { overflow-x: auto } table { border-collapse: collapse }
@@ -52,29 +48,28 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 """
 
 
-def of_run(record: Record, sections: Sequence[Section]) -> bytes:
+def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     """Return the page of a run: its results, and its plots below the headline's."""
-    plot = record_plots.plot(record)
-    figures = [drawing.compose(plot) if plot else None, layer_plot.compose(record)]
-    return _results(record.name, sections, filter(None, figures), after=1)
+    plot = record_plots.plot(analysis)
+    figures = [drawing.compose(plot) if plot else None, layer_plot.compose(analysis.record)]
+    return _results(analysis.record.name, sections, filter(None, figures), after=1)
 
 
-def of_sweep(sweep: Sweep, records: Sequence[Record], sections: Sequence[Section]) -> bytes:
+def of_sweep(whole: SweepAnalysis, sections: Sequence[Section]) -> bytes:
     """Return the page of a sweep: its results, and its plot below the table of its runs."""
-    plot = sweep_plots.plot(sweep, records)
-    return _results(sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
+    plot = sweep_plots.plot(whole)
+    return _results(whole.sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
 
 
 def of_comparison(comparison: Comparison) -> bytes:
     """Return the answer of a comparison, and for each side the ratios as a table and a plot, and layers."""
     parts = list(_lines(comparison_table.header(comparison)))
     for side in comparison.sides[1:]:
-        parts += [f"<h2>{text(comparison_table.title(comparison, side))}</h2>"]
-        parts += [*_lines(comparison_table.doubts(comparison, side)), table(comparison_table.grid(comparison, side))]
+        title, grid, *others = comparison_table.of_side(comparison, side, has_kernels=True)
+        parts += [*_section(*title), *_section(*grid)]
         if figure := forest.compose(comparison, side):
             parts.append(_svg(figure))
-        sections = comparison_table.sections(comparison, side, has_kernels=True)
-        parts += (part for section in sections for part in _section(*section))
+        parts += (part for section in others for part in _section(*section))
     return _page(comparison_table.conclusion(comparison), parts)
 
 
@@ -94,7 +89,7 @@ def _results(name: str, sections: Sequence[Section], figures: Iterable[Any], *, 
 
 
 def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
-    if content and title:
+    if title:
         yield f"<h2>{text(title)}</h2>"
     yield from [table(content)] if isinstance(content, Grid) else _lines(content)
 

@@ -13,16 +13,15 @@ from perfexp.forecast.predictions import INTERPOLATED, Forecast, key_of
 from perfexp.plots.chart import Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
-from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.point_times import DEVICE_TIMES, interval_of
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row, joined, rows, series_of_processes
+from perfexp.records.summary import Row
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
-from perfexp.summaries.subject import label, shape, subject, varying
+from perfexp.summaries.analysis import Analysis
+from perfexp.summaries.subject import label, shape, varying
 from perfexp.summaries.wording import (
-    find_metric,
-    interval_of,
     interval_text,
     median_text,
     percent,
@@ -51,7 +50,7 @@ class Placed(NamedTuple):
     status: str
 
 
-def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
+def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
     """Return the plot of a record.
 
     It shows times, samples per second and memory against input size, or against batch size if only that varies. If
@@ -60,18 +59,17 @@ def plot(record: Record, forecasts: Sequence[Forecast] = ()) -> Chart | Strips |
     Args:
         forecasts: predictions of a sparse sweep, shown as bands in place of the scaling model.
     """
-    table = rows(record)
+    table, about = analysis.rows, analysis.about
     timed = [row for row in table if row.time]
     if not timed:
         return None
-    about = subject(record.plan, record.environment)
     title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
-    caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [record]))
+    caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record]))
     fields, axis = axes_of(table)
     if not axis:
         of = f"; 95 % intervals of {scope}" if (scope := wording.scope(timed)) else ""
         where = f"all samples of all times after the warm-up{of}, on {about.device or 'an unknown device'}"
-        points = tuple(_strips(record, timed, fields))
+        points = tuple(_strips(timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
     named = [(line_name(row.key, fields, axis), row) for row in table]
     return chart_of(caption, named, axis, fitted=not forecasts, predicted=_predicted(forecasts, named, fields, axis))
@@ -88,19 +86,17 @@ def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
     return label(key, [name for name in fields if name not in (axis, "phase")])
 
 
-def _strips(record: Record, timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
-    series = {(key, name): joined(processes) for key, name, processes in series_of_processes(record)}
+def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
     for row in timed:
-        kinds = [row.time_kind or "", *(name for name in row.times if name != row.time_kind)]
         taken = (
             Taken(
                 name=time_title(name),
                 meaning=TIMES[name].caption,
-                series=series[row.key, name],
-                time=row.times[name],
-                text=median_text(row) if name == row.time_kind else interval_text(row.times[name].median),
+                series=row.series[name],
+                time=time,
+                text=median_text(row) if name == row.time_kind else interval_text(time.median),
             )
-            for name in kinds
+            for name, time in row.times.items()
         )
         yield label(row.key, fields), tuple(taken)
 
@@ -212,8 +208,7 @@ def _knee(rates: Line) -> dict[float, str]:
 
 
 def _metric(name: str, row: Row) -> Interval | None:
-    metric = find_metric(row, name)
-    return None if metric is None or metric.value is None else interval_of(metric)
+    return interval_of(row.metric(name))
 
 
 def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
@@ -275,7 +270,7 @@ def lines_of(
 
 def _rough(row: Row, value: Interval, metric: str) -> str:
     """Why the marker of a value is hollow; empty where it is not."""
-    if (found := find_metric(row, metric)) and found.estimated:
+    if (found := row.metric(metric)) and found.estimated:
         return "estimated"
     # a peak of the memory has no interval
     return "no interval" if value.low is None and metric != PEAK_MEMORY else ""

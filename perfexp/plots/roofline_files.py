@@ -57,7 +57,7 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
     """Write the rooflines of a run under ncu; its profile gets their names, or a diagnostic. Raises `OSError`."""
-    for point in profile_summary.points(record):
+    for point, _ in profile_summary.profiles(record):
         facts = point.facts["profile"]
         if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):
             continue  # the profile's own error names the profilers that support the device

@@ -16,14 +16,14 @@ from perfexp.plots.record_plots import NUMERIC, Placed, axes_of, chart_of, foote
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key, Record
-from perfexp.records.summary import TIME_KINDS, Row, rows
-from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
+from perfexp.records.record import Key
+from perfexp.records.summary import TIME_KINDS, Row
+from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
-from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line, subject
-from perfexp.summaries.sweep_summary import diagnostics_of, paired
+from perfexp.summaries.analysis import SweepAnalysis
+from perfexp.summaries.subject import MODEL_AXES, constant, label, one_line
 from perfexp.summaries.wording import bare
 
 #: Line segments of a proportional rate.
@@ -64,20 +64,17 @@ class _Run(NamedTuple):
         return next((one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), "")
 
 
-def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
+def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     """Return the plot of a sweep: lines over sizes, batches or numbers of devices, otherwise bars; None for none."""
-    runs = [
-        _Run(child, row) for child, record in paired(sweep, records) for row in (rows(record) if record else [None])
-    ]
+    runs = [_Run(child, row) for child, one in whole.runs for row in (one.rows if one else [None])]
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    subjects = [subject(record.plan, record.environment) for record in records]
-    device = ", ".join(dict.fromkeys(about.device for about in subjects if about.device))
+    device = ", ".join(dict.fromkeys(one.about.device for one in whole.analyses if one.about.device))
     same = label(table[0].key, constant(row.key for row in table))
-    title = " · ".join(filter(None, (one_line(sweep.name), same, units.counted(len(sweep.children), "run"))))
-    warnings = footer(table, records, diagnostics_of(sweep, records).values())
+    title = " · ".join(filter(None, (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))))
+    warnings = footer(table, [one.record for one in whole.analyses], whole.slower.values())
     caption = Caption(title=title, subtitle=subtitle(table, device), footer=warnings)
     fields, axis = axes_of(table)
     if axis:
@@ -88,7 +85,7 @@ def plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
         of = f" of {scope}" if (scope := wording.scope(table)) else ""
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return _over_devices(replace(caption, subtitle=words), sharing, fields)
-    ratios = sweep_verdicts.time_ratios(sweep, records)
+    ratios = sweep_verdicts.time_ratios(whole)
     runs = [run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs]
     subtitles = [caption.subtitle, *_meaning([run.ratio for run in runs if run.ratio])]
     return Bars(caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs)))

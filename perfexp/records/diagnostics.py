@@ -33,6 +33,7 @@ class Rule(NamedTuple):
         badness: how bad a value of that field is; by default the further from zero the worse.
         disturbs: whether it reports other work at the same time, which says nothing about the next measurement.
         shared: whether the times and the layers of a point share it, so that the point shows it once.
+        leaves_shares: whether the times of layers do not hold, so that they are shares only.
     """
 
     severity: Severity
@@ -42,6 +43,7 @@ class Rule(NamedTuple):
     badness: Callable[[float], float] = abs
     disturbs: bool = False
     shared: bool = False
+    leaves_shares: bool = False
 
 
 def _apart(ratio: float) -> float:
@@ -222,6 +224,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling ({difference:+.1%}{details})",
         "{advice}",
         by="difference:+.1%",
+        leaves_shares=True,
     ),
     "layers_inexact": _note("{what}", "{advice}", by="share:.1%"),
     # --- energy ---

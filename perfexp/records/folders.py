@@ -44,4 +44,9 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:
     """Yield the runs of a sweep with their folders, which may lie beside the sweep's folder (stages)."""
     for child in sweep.children:
-        yield child, Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (called for thousands)
+        yield child, run_folder(child, folder)
+
+
+def run_folder(child: SweepChild, folder: Path) -> Path:
+    """Return the folder of a run, for that of its sweep."""
+    return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (called for thousands)

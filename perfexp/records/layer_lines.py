@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Diagnostic of a point whose lines are shares only.
-DISAGREES = "layers_disagree"
-#: Beginning of its help where the layers are far from the call.
-IGNORE = "ignore the layers"
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Point
+
+#: Relative difference of the layers from the call up to which they can be read as shares.
+READABLE = 0.25
+
+
+def disagreement(*points: Point) -> Diagnostic | None:
+    """The diagnostic by which the layers of points are shares only; None where their times hold, too."""
+    doubts = (doubt for point in points for doubt in point.doubts)
+    return next((doubt for doubt in doubts if doubt.rule.leaves_shares), None)
 
 
 def seconds_of(line: Mapping[str, Any]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records.record import Point, Series
+from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import blockwise, estimators
 
 #: Names of the device's own time: of the call behind a pre-filled queue, and of the call captured as one CUDA graph.
@@ -49,6 +49,13 @@ def first_median(point: Point, *names: str) -> float | None:
     """The value of `first_median_interval` without its interval."""
     found = first_median_interval(point, *names)
     return found.value if found else None
+
+
+def interval_of(metric: Metric | None) -> estimators.Interval | None:
+    """A metric with its interval; None without a value."""
+    if metric is None or metric.value is None:
+        return None
+    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
 
 
 def loop_interval(point: Point) -> estimators.Interval | None:

@@ -42,7 +42,6 @@ class Quantity(NamedTuple):
         heading: title of a table's column; empty for the name without the unit. `{time}` is the median of the points.
         symbol: unit of a count in tables; None for the symbol of `unit`.
         is_share: whether it is shown in percent.
-        is_detail: whether only `perfexp show -v` and report.md have it.
         is_apart: whether it has a column of its own, a sentence or a note instead of a place among other metrics.
         is_charted: whether MLflow has a chart of it.
         pooled: figure of several processes.
@@ -56,7 +55,6 @@ class Quantity(NamedTuple):
     heading: str = ""
     symbol: str | None = None
     is_share: bool = False
-    is_detail: bool = False
     is_apart: bool = False
     is_charted: bool = True
     pooled: Pooled = Pooled.FIRST
@@ -122,12 +120,11 @@ DATA_SHARE = _quantity("data_share", "Mean of the data phase over that of all ph
 PHASES = _quantity(
     "phases_over_whole", "Sum of the phases over the whole step: `device` with data on a GPU", is_apart=True
 )
-HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", is_detail=True, pooled=Pooled.MEDIAN)
+HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", pooled=Pooled.MEDIAN)
 CYCLES = _quantity(
     "device/cycles_per_call",
     "`device` times the SM clock of an NVIDIA board during its blocks; a lasting clock change does not affect it "
     "(estimated)",
-    is_detail=True,
     is_charted=False,
     pooled=Pooled.GEOMETRIC_MEAN,
 )
@@ -137,7 +134,7 @@ GRAPH_SECONDS = _quantity(
 )
 FINITE = _quantity("outputs_finite", "Always null, with the reason why the outputs could not be checked")
 
-FIRST_LOSS = _quantity("train/loss_first", "Loss of the first timed step", is_detail=True)
+FIRST_LOSS = _quantity("train/loss_first", "Loss of the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss of the last timed step")
 ACCURACY = _quantity(
     "accuracy",
@@ -145,8 +142,8 @@ ACCURACY = _quantity(
     is_share=True,
 )
 BEST_ACCURACY = _quantity("train/accuracy_best", "Highest accuracy of all evaluations", is_share=True)
-EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time of all evaluations", is_detail=True)
-CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time of writing checkpoints", is_detail=True)
+EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time of all evaluations")
+CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time of writing checkpoints")
 
 PEAK_MEMORY = _quantity(
     "memory/peak_bytes",
@@ -156,12 +153,9 @@ PEAK_MEMORY = _quantity(
 FIRST_MEMORY = _quantity(
     "memory/warmup_peak_bytes",
     "Peak of the first calls, which choose kernels, compile, and create optimizer state",
-    is_detail=True,
 )
-RESERVED_MEMORY = _quantity("memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator", is_detail=True)
-DEVICE_MEMORY = _quantity(
-    "memory/device_bytes", "CUDA: memory in use on the board beyond that before the process", is_detail=True
-)
+RESERVED_MEMORY = _quantity("memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator")
+DEVICE_MEMORY = _quantity("memory/device_bytes", "CUDA: memory in use on the board beyond that before the process")
 FITTING_BATCH = _quantity("batch_that_fits", "After out of memory: a batch size that would fit")
 TOO_LARGE = _quantity("largest_batch/too_large", "With `batch_size=max`: smallest batch that did not fit")
 TRIED_BATCHES = _quantity("largest_batch/trials_count", "Batches that were tried for it")
@@ -178,15 +172,14 @@ OUTPUT_ERROR = _quantity(
 )
 AGREEMENT = _quantity("correctness/argmax_agreement", "Share of samples (pixels) with the same most likely class")
 
-MACS = _quantity("work/forward_macs", "Multiply-accumulates of the forward pass", symbol="MAC", is_detail=True)
+MACS = _quantity("work/forward_macs", "Multiply-accumulates of the forward pass", symbol="MAC")
 FLOPS = _quantity("work/flops", "FLOPs of the call, backward pass included in training", symbol="FLOP")
 LEAST_BYTES = _quantity(
     "work/bytes_min",
     "Bytes when each layer reads inputs and weights and writes outputs once",
     unit="bytes",
-    is_detail=True,
 )
-ACTIVATION_BYTES = _quantity("work/activation_bytes", "Bytes of activations", is_detail=True)
+ACTIVATION_BYTES = _quantity("work/activation_bytes", "Bytes of activations")
 PARAMETERS = _quantity("work/parameters", "Number of parameters", symbol="")
 WORK_RATE = _quantity(
     "work/flops_per_second",
@@ -228,38 +221,36 @@ QUEUED_ENERGY = _quantity(
     "energy/queued_per_call_joules",
     "The same while replays of a CUDA graph keep the device busy, where the host limits the loop",
 )
-QUEUED_POWER = _quantity("energy/queued_power_watts", "Mean power in those windows", is_detail=True)
+QUEUED_POWER = _quantity("energy/queued_power_watts", "Mean power in those windows")
 QUEUED_SECONDS = _quantity(
     "energy/queued_call_seconds",
     "Mean time of a call in those windows",
     heading="energy/time of a queued call as a CUDA graph",
-    is_detail=True,
 )
 EPOCH_ENERGY = _quantity("energy/per_epoch_joules", "Energy per training epoch, where the data has an end (estimated)")
-NET_ENERGY = _quantity("energy/net_per_call_joules", "Energy per call above the idle power", is_detail=True)
+NET_ENERGY = _quantity("energy/net_per_call_joules", "Energy per call above the idle power")
 NET_IMAGE_ENERGY = _quantity("energy/net_per_image_joules", "Energy per sample above the idle power")
-NET_EPOCH_ENERGY = _quantity("energy/net_per_epoch_joules", "Energy per epoch above the idle power", is_detail=True)
+NET_EPOCH_ENERGY = _quantity("energy/net_per_epoch_joules", "Energy per epoch above the idle power")
 POWER = _quantity("energy/power_mean_watts", "Mean power in the windows", csv="power_mean_w")
 IDLE_POWER = _quantity("energy/idle_power_watts", "Power before and after, model loaded, nothing running")
-COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter", is_detail=True)
-INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings", is_detail=True)
-DIFFERENCE = _quantity("energy/integral_difference", "Relative difference of the two", is_detail=True)
-UNCERTAINTY = _quantity("energy/integral_uncertainty", "Standard uncertainty of the integral, relative", is_detail=True)
-WINDOW_SECONDS = _quantity("energy/window_seconds", "Length of all windows", is_detail=True)
+COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter")
+INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings")
+DIFFERENCE = _quantity("energy/integral_difference", "Relative difference of the two")
+UNCERTAINTY = _quantity("energy/integral_uncertainty", "Standard uncertainty of the integral, relative")
+WINDOW_SECONDS = _quantity("energy/window_seconds", "Length of all windows")
 CALL_SECONDS = _quantity(
     "energy/call_seconds",
     "Mean time of a call in the windows",
     heading="energy/time of a call",
-    is_detail=True,
 )
-CALLS = _quantity("energy/calls", "Calls in the windows", is_detail=True)
+CALLS = _quantity("energy/calls", "Calls in the windows")
 METER_ACCURACY = _quantity(
     "energy/meter_accuracy",
     "Relative error of the scale of the meter, where a source is known; no interval includes it",
     is_apart=True,
 )
-METER_POWER = _quantity("energy/meter_*/power_mean_watts", "Mean power of each of several meters", is_detail=True)
-METER_ENERGY = _quantity("energy/meter_*/per_call_joules", "Energy of each of several meters", is_detail=True)
+METER_POWER = _quantity("energy/meter_*/power_mean_watts", "Mean power of each of several meters")
+METER_ENERGY = _quantity("energy/meter_*/per_call_joules", "Energy of each of several meters")
 
 CLOSURE = _quantity(
     "layers/closure",
@@ -275,7 +266,6 @@ UNATTRIBUTED = _quantity(
     "layers/unattributed_share",
     "Share of time that could not be joined to a layer",
     is_share=True,
-    is_detail=True,
 )
 
 COVERAGE = _quantity(
@@ -294,13 +284,11 @@ PROVEN = _quantity(
 WORKSPACE = _quantity(
     "algorithm/workspace_peak_bytes",
     "Largest cuDNN workspace of all processes, where it is known",
-    is_detail=True,
     pooled=Pooled.LARGEST,
 )
 LAUNCHED = _quantity(
     "algorithm/launched_share",
     "Share of cuDNN passes that were launched as captured graphs",
-    is_detail=True,
 )
 ALGORITHM_ERROR = _quantity("algorithm/output_error", "Relative L2 difference of the model's outputs from `default`")
 SPEEDUP = _quantity(
@@ -317,7 +305,6 @@ PROMISED_SPEEDUP = _quantity(
     "algorithm/promised_speedup_over_*",
     "Ratio of the sums of the convolutions, each alone, with interval; of several processes their mean, unless choices "
     "were cached",
-    is_detail=True,
     pooled=Pooled.SPEEDUP,
 )
 

@@ -372,7 +372,7 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Complete result of one run; record.json.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -18,6 +18,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
     first_median,
+    interval_of,
     is_of_gpu,
     loop_interval,
     samples_per_call,
@@ -60,9 +61,9 @@ class Row:
         status: final status.
         error: error message of a point without a result.
         time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None without samples.
-        series: raw samples behind `time`: those of the first process, warm-up first, then those of the other processes
-            without theirs; a block is a process.
-        times: statistics of every measured time over all processes, by name, in seconds per call.
+        series: raw samples of every measured time by name: those of the first process, warm-up first, then those of
+            the other processes without theirs; a block is a process.
+        times: statistics of the same times over all processes, in seconds per call.
         processes: number of processes behind `time`.
         unfinished: number of further processes that were interrupted before they had measured the point.
         in_turn: whether the processes took turns with those of another run (`perfexp ab`).
@@ -80,7 +81,7 @@ class Row:
     status: Status
     error: str | None
     time_kind: str | None
-    series: Series | None
+    series: dict[str, Series]
     times: dict[str, blockwise.Summary]
     figures: dict[str, Repeats]
     bound_by: str | None = None
@@ -116,6 +117,18 @@ class Row:
         return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
 
     @property
+    def service_kind(self) -> str | None:
+        """Name of the time whose percentiles a caller sees: the latency if it was measured."""
+        return "latency" if "latency" in self.times else self.time_kind
+
+    def percentile(self, number: float) -> estimators.Interval | None:
+        """A requested percentile of that time; the 50th is the median, with the median's interval."""
+        if self.service_kind is None:
+            return None
+        time = self.times[self.service_kind]
+        return time.median if number == 50 else time.percentiles[number]
+
+    @property
     def time(self) -> blockwise.Summary | None:
         """Statistics of the representative time, in seconds per call."""
         return self.times[self.time_kind] if self.time_kind else None
@@ -146,36 +159,23 @@ class Row:
 
 
 def rows(record: Record) -> list[Row]:
-    """One row per timed point, in the order of the record; the processes that measured it are combined.
-
-    Every table, plot and text of a record begins with them, so the record keeps them as long as it has the same points
-    and priors. Of a point that is edited in place, only another status or error is noticed.
-    """
-    ends = [(id(point), point.status, point.error) for point in record.points]
-    state = (ends, id(record.priors), len(record.priors), requested_percentiles(record))
-    kept = vars(record)
-    if kept.get("state") != state:
-        kept.update(state=state, rows=_rows(record))
-    return list(kept["rows"])
-
-
-def _rows(record: Record) -> list[Row]:
+    """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
-    unfinished, known_priors, free = interrupted(record), priors.of_record(record), priors.free_cores(record)
+    known_priors, free = priors.of_record(record), priors.free_cores(record)
     known = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
-    in_turn = record.sweep is not None and record.sweep.level is not None
-    known = [replace(each, unfinished=unfinished[each.key], in_turn=in_turn) for each in known]
     raised = growth.judge(known, growth.kernels_of(record))
-    known = [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
-    return [replace(each, metrics=tuple(map(each.marked, each.metrics))) for each in known]
-
-
-def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
-    """Yield each point and kind of time with the comparable series of the processes that took it."""
-    for key, points in by_point(record).items():
-        for name in TIME_KINDS:
-            if measured := comparable(points, name):
-                yield key, name, [series_of(point, name) for point in measured]
+    unfinished = interrupted(record)
+    in_turn = record.sweep is not None and record.sweep.level is not None
+    return [
+        replace(
+            each,
+            unfinished=unfinished[each.key],
+            in_turn=in_turn,
+            metrics=tuple(map(each.marked, each.metrics)),
+            doubts=(*each.doubts, *raised.get(each.key, ())),
+        )
+        for each in known
+    ]
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
@@ -203,17 +203,18 @@ def row(
     if known is None:
         known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
     prior = partial(priors.find, known, points, free=free)
-    times, figures, processes = {}, dict[str, Repeats](), {}
+    times, figures, joined = dict[str, blockwise.Summary](), dict[str, Repeats](), dict[str, Series]()
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
+            joined[name] = _joined(series)
             together = combined(
                 [summary_of(one, percentiles) for one in series],
                 [np.asarray(one.measured) for one in series],
                 time=prior(name),
                 rate=prior("samples_per_second"),
             )
-            times[name], figures[name], processes[name] = together.summary, together.medians, len(series)
+            times[name], figures[name] = together.summary, together.medians
             if name == "latency":
                 figures["p95"] = _p95(series, prior(name))
             if name not in DEVICE_TIMES and together.means.mean:  # `throughput` comes last and replaces `latency`
@@ -225,9 +226,9 @@ def row(
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=joined([series_of(point, kind) for point in comparable(points, kind)]) if kind else None,
+        series=joined,
         times=times,
-        processes=processes[kind] if kind else 0,
+        processes=len(figures[kind].values) if kind else 0,
         figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
         bound_by=bound_by,
         phases={
@@ -244,19 +245,17 @@ def row(
 
 def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]) -> list[Diagnostic]:
     """Diagnostics of the processes of a point and of their statistics, each code once."""
-    first = points[0]
-    doubts = [*disturbances.confirmed(first), *sampling.judge(first, kind)]
-    for other in points[1:]:
-        before = {item.code for item in doubts}
-        doubts += [
-            item for item in (*disturbances.confirmed(other), *sampling.judge(other, kind)) if item.code not in before
-        ]
+    doubts: list[Diagnostic] = []
+    for point in points:
+        known = {one.code for one in doubts}
+        own = (*disturbances.confirmed(point), *sampling.judge(point, kind))
+        doubts += [one for one in own if one.code not in known]
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += sampling.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # the interval of their mean is what counts
             doubts = diagnostics.without(doubts, "too_few_samples")
-    doubts = idleness.judge(first, doubts)
-    doubts += disturbances.judge_pace(first)
+    doubts = idleness.judge(points[0], doubts)
+    doubts += disturbances.judge_pace(points[0])
     if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
         doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
     return doubts
@@ -295,9 +294,7 @@ def single_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]
     found = {}
     for name, of in SINGLES.items():
         known = [metric for point in points if point.status is Status.OK and (metric := point.metric(of))]
-        if figures := [
-            estimators.Interval(value=one.value, low=one.low, high=one.high) for one in known if one.value is not None
-        ]:
+        if figures := list(filter(None, map(interval_of, known))):
             one = Repeats.of(figures, None if name == "accuracy" else prior(name))
             within = one.within if name == "energy" else 0.0
             found[name] = replace(one, within=within, is_estimate=any(metric.estimated for metric in known))
@@ -367,9 +364,7 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
         return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
-    if (metric := point.metric(name)) is None or metric.value is None:
-        return None
-    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
+    return interval_of(point.metric(name))
 
 
 def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[Pooled, float]:
@@ -382,7 +377,7 @@ def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: st
     return factors
 
 
-def joined(processes: Sequence[Series]) -> Series:
+def _joined(processes: Sequence[Series]) -> Series:
     """The samples of the first process, then those of the others without their warm-up; a block is a process."""
     first, *others = processes
     lengths = [len(first.samples), *(len(other.measured) for other in others)]

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,13 +18,14 @@ from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row, rows
+from perfexp.records.record import Key
+from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.progress import Progress, Whole
-from perfexp.reports.sections import NOT_MEASURED, Commands, Section, brief, of_sweep, sections
+from perfexp.reports.sections import NOT_MEASURED, brief, of_sweep, sections
 from perfexp.summaries import sweep_summary
-from perfexp.summaries.grid import Grid
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
+from perfexp.summaries.grid import Commands, Grid, Section
 from perfexp.summaries.remarks import Raised, failures, raised_diagnostics
 from perfexp.summaries.subject import distinguishing, headline, label, one_line, subject
 from perfexp.summaries.wording import median_text
@@ -93,13 +94,11 @@ class Console:
         """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
         return Progress(self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole)
 
-    def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
+    def show(self, analysis: Analysis, folder: Path, *, tracking: str | None = None) -> None:
         """Print the results of a run, its folder, and the lines that lead to it in the tracking store."""
-        more = self.results(record)
-        hint = f"perfexp show -v ({units.counted(more, 'more warning')})" if more else "perfexp show -v"
-        self._place(folder, hint, tracking)
+        self._place(folder, self.results(analysis), tracking)
 
-    def show_in_sweep(self, record: Record, folder: Path, *, number: int, runs: int | None, name: str) -> None:
+    def show_in_sweep(self, analysis: Analysis, folder: Path, *, number: int, runs: int | None, name: str) -> None:
         """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
 
         Args:
@@ -107,47 +106,37 @@ class Console:
             runs: how many runs the sweep has; None if unknown.
         """
         if self._verbose or self.quiet:
-            self.show(record, folder)
+            self.show(analysis, folder)
         else:
-            self._line(f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(record)}")
+            self._line(f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(analysis)}")
 
-    def results(self, record: Record) -> int:
+    def results(self, analysis: Analysis) -> int:
         """Print the results of a run with its errors, warnings and failures; return how many warnings it leaves out."""
-        table = rows(record)
         if self._verbose and not self.quiet:
-            self._sections(sections(record))
+            self.show_sections(sections(analysis))
             return 0
+        raised = raised_diagnostics(analysis)
         if self.quiet:
-            self._result_lines(table)
+            self._result_lines(analysis.rows)
         else:
-            self._sections(brief(record))
-        raised = raised_diagnostics(record, table)
-        if len(table) == 1 and not self.quiet:  # its label is in the title
-            raised = [Raised(diagnostics=one.diagnostics[:1]) for one in raised]
+            self.show_sections(brief(analysis))
+            if len(analysis.rows) == 1:  # its label is in the title
+                raised = [Raised(diagnostics=one.diagnostics[:1]) for one in raised]
         more = self._raised(raised)
-        self.show_lines(NOT_MEASURED, failures(record), style="red")
+        self.show_lines(NOT_MEASURED, failures(analysis.record), style="red")
         return more
 
-    def show_sweep(
-        self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
-    ) -> None:
+    def show_sweep(self, whole: SweepAnalysis, folder: Path | None, *, tracking: str | None = None) -> None:
         """Print the results of a sweep, a line for each run; `folder` is None if it left none."""
-        self._sections(of_sweep(sweep, records, is_brief=not self._verbose))
-        more = self._raised(sweep_summary.raised(sweep, records))
-        self.show_lines(NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
+        self.show_sections(of_sweep(whole, is_brief=not self._verbose))
+        more = self._raised(sweep_summary.raised(whole))
+        self.show_lines(NOT_MEASURED, sweep_summary.child_failures(whole), style="red")
         if folder:
-            hint = f"perfexp show -v ({units.counted(more, 'more warning')})" if more else "perfexp show -v"
-            self._place(folder, hint, tracking)
+            self._place(folder, more, tracking)
 
-    def show_grid(
-        self, title: str, grid: Grid | None, *, above: Sequence[str] = (), not_measured: Sequence[str] = ()
-    ) -> None:
-        """Print any table below its title and lines, at most as wide as the terminal, and failures below it."""
-        self._line(one_line(title), style="bold")
-        for line in above:
-            self._line(one_line(line), indent=2)
-        if grid:
-            self._grid(grid)
+    def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
+        """Print any table below its title, at most as wide as the terminal, and failures below it."""
+        self.show_sections([Section(one_line(title), grid or ())])
         self.show_lines(NOT_MEASURED, not_measured, style="red")
 
     def show_lines(self, title: str, lines: Sequence[str], *, style: str = "", indent: int = 2) -> None:
@@ -171,7 +160,7 @@ class Console:
         lines = "\n".join(map(one_line, mask(message).splitlines()))
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
-    def _sections(self, parts: Sequence[Section]) -> None:
+    def show_sections(self, parts: Iterable[Section]) -> None:
         """Print sections; the title of the first one only if a header has not printed it."""
         for number, (title, content) in enumerate(parts):
             title = "" if not number and title == self._headed else title
@@ -213,10 +202,12 @@ class Console:
         words = Text(printable(text), style=style, overflow="fold")
         self._out.print(Padding(words, (0, 0, 0, indent), expand=False), width=self._page)
 
-    def _place(self, folder: Path, hint: str, tracking: str | None) -> None:
+    def _place(self, folder: Path, more: int, tracking: str | None) -> None:
         """Print the folder with what shows more, and a link: no line is broken, so that a terminal copies it whole."""
         place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
-        for line in [f"{place}{os.sep}  {'' if self.quiet else hint}", *map(one_line, (tracking or "").splitlines())]:
+        warnings = f" ({units.counted(more, 'more warning')})" if more else ""
+        hint = "" if self.quiet else f"perfexp show -v{warnings}"
+        for line in [f"{place}{os.sep}  {hint}", *map(one_line, (tracking or "").splitlines())]:
             self._out.print(Text(printable(line).rstrip()), soft_wrap=True)
 
 

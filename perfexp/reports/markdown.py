@@ -6,25 +6,33 @@ import shlex
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from perfexp.records.record import Record
-from perfexp.reports.sections import Commands, Section, sections
-from perfexp.summaries.grid import Grid, escape_markdown
+from perfexp.comparison import comparison_table
+from perfexp.comparison.document import Comparison
+from perfexp.reports.sections import sections
+from perfexp.summaries.analysis import Analysis
+from perfexp.summaries.grid import Commands, Grid, Section, escape_markdown
 from perfexp.summaries.subject import one_line
 
 #: Characters of a line of code, and of one word in it.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
 
 
-def markdown(record: Record, plots: Sequence[str] = ()) -> str:
+def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
     """Return all sections of a record.
 
     Args:
         plots: names of the files of the plots beside the page, which follow the first section.
     """
-    (title, content), *others = sections(record, is_whole=True)
+    (title, content), *others = sections(analysis, is_whole=True)
     parts = map(section, others)
     images = "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots)
     return "\n".join(filter(None, (f"# {escape_markdown(title)}\n", section(Section("", content)), images, *parts)))
+
+
+def comparison(compared: Comparison) -> str:
+    """Return the whole comparison."""
+    parts = comparison_table.sections(compared, has_kernels=True)
+    return "\n".join(["# Comparison\n", *map(section, parts)])
 
 
 def section(part: Section) -> str:

@@ -9,16 +9,15 @@ from typing import Any
 
 from perfexp.records import quantities, units
 from perfexp.records.point_times import GRAPH
-from perfexp.records.record import Key, Metric, Point, Record, Status, without_replicate
+from perfexp.records.record import Epoch, Key, Metric, Point, Record, Status, without_replicate
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import metric_notes, wording
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
-#: What the figures of several ranks are of.
-OF_RANKS = "batch, times and memory are of one rank; samples/s, power and energy of all"
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 #: Shares of a step that several ranks lose, and what remains.
@@ -28,17 +27,43 @@ _SHARES = (quantities.EFFICIENCY, *_LOSSES)
 _LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
 #: A board's power may be an average over up to this long.
 _AVERAGED_SECONDS = 1.0
-_EPOCH_TITLES = {"samples_per_second": "samples/s", "learning_rate": "learning rate"}
+#: Figures of an epoch besides its duration and those of custom metrics, with their titles.
+_OF_EPOCH = {
+    "samples_per_second": "samples/s",
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "learning_rate": "learning rate",
+}
+#: Names of the times of one measurement.
+CAPTIONS = {name: time.caption if name.startswith("device") else name for name, time in quantities.TIMES.items()}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
-def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
-    """Return the main table: point, time, requested percentiles, throughput, memory, processes, and how it ended."""
+def brief_points(rows: Sequence[Row]) -> Grid:
+    """Return a row for each of several points: time, throughput, memory, and how it ended."""
     kinds = wording.time_kinds(rows)
-    services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
+    columns = [
+        *key_columns(rows),
+        Column(CAPTIONS[kinds[0]] if len(kinds) == 1 else "time", map(wording.median_text, rows)),
+        Column("of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
+        *_common_columns(rows),
+        Column("remarks", map(remarks, rows), prose=True),
+    ]
+    return Grid(columns).without_empty()
+
+
+def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
+    yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
+    yield Column("memory", (wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows), rank=20)
+
+
+def points(analysis: Analysis) -> Grid:
+    """Return the main table: point, time, requested percentiles, throughput, memory, processes, and how it ended."""
+    rows = analysis.rows
+    kinds = wording.time_kinds(rows)
+    services = _distinct(row.service_kind for row in rows)
     prefix = "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
-    asked = [number for number in percentiles if number != 50]
-    memory = (wording.metric_text(wording.find_metric(row, quantities.PEAK_MEMORY)) for row in rows)
+    asked = {f"{prefix}p{number:g}": number for number in analysis.percentiles if number != 50}
     spreads = ("" if row.spread is None else wording.percent(row.spread) for row in rows)
     columns = [
         *key_columns(rows),
@@ -46,27 +71,37 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
         Column(f"{GRAPH} p50", (_other_time(row, GRAPH) for row in rows), rank=40),
         Column("latency p50 ± CI95", (_other_time(row, "latency") for row in rows), rank=10),
-        *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 30)),
-        Column("samples/s", map(wording.row_rate_text, rows), rank=1),
-        Column("memory", memory, rank=20),
+    ]
+    for rank, (title, number) in enumerate(asked.items(), 30):
+        columns.append(Column(title, [wording.interval_or_about(row.percentile(number)) for row in rows], rank=rank))
+    columns += [
+        *_common_columns(rows),
         Column("spread", spreads, rank=50),
         Column("processes", (str(row.processes) if row.processes > 1 else "" for row in rows), rank=51),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = [wording.scope_note(rows)]
-    notes += [_shortage_note(rows, number, prefix) for number in asked]
+    notes = wording.scope_notes(rows)
+    notes += [note for title, number in asked.items() for note in _shortages(rows, number, title)]
     if asked and any(row.processes > 1 for row in rows):
-        names = ", ".join(f"p{number:g}" for number in asked)
+        names = ", ".join(f"p{number:g}" for number in asked.values())
         notes.append(f"{names} pool the calls of all processes; p50 is the geometric mean of their medians")
         notes.append("spread is the standard deviation between the processes' medians")
-    notes += [*wording.rate_notes(rows), *metric_notes.memories(rows)]
-    return Grid(columns, list(filter(None, notes))).without_empty()
+    return Grid(columns, [*notes, *wording.rate_notes(rows)]).without_empty()
 
 
 def _other_time(row: Row, name: str) -> str:
     """A time with its interval, of a row whose main time is another one."""
     time = row.times.get(name)
     return wording.interval_or_about(time.median) if time and row.time_kind != name else ""
+
+
+def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
+    """Why a percentile has no interval at some points."""
+    intervals = [(row, interval) for row in rows if (interval := row.percentile(number))]
+    missing = [row.times[row.service_kind or ""] for row, interval in intervals if interval.low is None]
+    if missing:
+        where = "" if len(missing) == len(intervals) == 1 else f" at {len(missing)} of {len(intervals)} points"
+        yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
@@ -77,9 +112,14 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     columns = key_columns(split)
     for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = (wording.metric_text(wording.find_metric(row, quantities.DATA_SHARE)) for row in split)
+    shares = (wording.figure_text(row, quantities.DATA_SHARE) for row in split)
     note = "medians of a pass of their own, one phase after the other"
     return Grid([*columns, Column("data share of means", shares, rank=len(columns))], [note]).without_empty()
+
+
+def _phase_text(row: Row, name: str) -> str:
+    seconds = row.phases.get(name)
+    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def epochs(record: Record) -> Grid | None:
@@ -87,38 +127,40 @@ def epochs(record: Record) -> Grid | None:
     trained = [(point.key, epoch) for point in record.points for epoch in point.epochs]
     if not trained:
         return None
-    keys, of_all = zip(*trained, strict=True)
-    columns = [*_columns_of(keys, varying(keys)), Column("epoch", (str(one.number) for one in of_all), is_key=True)]
-    columns.append(Column("time", (units.format_seconds(one.seconds) for one in of_all)))
-    names = ["samples_per_second", "loss", "accuracy", "learning_rate"]
-    names += _distinct(metric.name for one in of_all for metric in one.metrics)
-    for rank, name in enumerate(names):
-        values = (getattr(one, name) if hasattr(one, name) else one.figures.get(name) for one in of_all)
-        cells = ("" if value is None else units.digits(value, 4) for value in values)
-        columns.append(Column(_EPOCH_TITLES.get(name, name), cells, rank=rank))
+    keys, every = zip(*trained, strict=True)
+    columns = [*_columns_of(keys, varying(keys)), Column("epoch", (str(one.number) for one in every), is_key=True)]
+    columns.append(Column("time", (units.format_seconds(one.seconds) for one in every)))
+    custom = _distinct(metric.name for one in every for metric in one.metrics)
+    for rank, (name, title) in enumerate((_OF_EPOCH | dict(zip(custom, custom, strict=True))).items()):
+        columns.append(Column(title, [_epoch_text(one, name) for one in every], rank=rank))
     return Grid(columns).without_empty()
 
 
-def metrics(record: Record, rows: Sequence[Row]) -> Grid:
+def _epoch_text(epoch: Epoch, name: str) -> str:
+    value = epoch.figures.get(name)
+    return "" if value is None else units.digits(value, 4)
+
+
+def metrics(analysis: Analysis) -> Grid:
     """Return the other metrics, with notes on them; a grid without columns if there are none."""
+    rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
     others = [metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart]
-    kinds = wording.time_kinds(rows)
-    titles = {metric.name: wording.metric_title(metric, kinds) for metric in others if metric.value is not None}
-    having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
-    columns = [
-        Column(title, [_metric_text(row, name) for row in having], rank=rank)
-        for rank, (name, title) in enumerate(titles.items())
-    ]
+    shown = [metric for metric in others if metric.value is not None]
+    titles = {metric.name: wording.metric_title(metric, kinds) for metric in shown}
+    having = [row for row in rows if any(row.value(name) is not None for name in titles)]
+    columns = key_columns(having) if titles else []
+    for rank, (name, title) in enumerate(titles.items()):
+        columns.append(Column(title, [wording.figure_text(row, name) for row in having], rank=rank))
     notes = _reasons(rows, {metric.name for metric in others})
     if quantities.COVERAGE in titles:
-        notes += convolutions.coverage(record)
-    notes += metric_notes.peaks(record, rows, others)
+        notes += convolutions.coverage(analysis.record)
+    notes += metric_notes.peaks(analysis, shown)
     if {quantities.MFU, quantities.MFU_OF_CEILING} & titles.keys():
-        notes += convolutions.saved_multiplications(record)
-    notes += metric_notes.speedups(record, rows, others)
-    notes += metric_notes.estimated(others, kinds)
-    notes += metric_notes.energies(rows, others)
-    return Grid([*key_columns(having), *columns] if columns else [], notes)
+        notes += convolutions.saved_multiplications(analysis.record)
+    notes += metric_notes.speedups(analysis, shown)
+    notes += metric_notes.estimated(shown, kinds)
+    notes += metric_notes.energies(rows, shown)
+    return Grid(columns, notes)
 
 
 def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
@@ -135,13 +177,6 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
         where = f" at {count} of {points[name]} points" if count < points[name] else ""
         found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
     return found
-
-
-def _metric_text(row: Row, name: str) -> str:
-    metric = wording.find_metric(row, name)
-    if name == quantities.COVERAGE:
-        return wording.coverage_text(row)
-    return wording.metric_text(metric, row.basis(metric) if metric else None)
 
 
 def loads(record: Record) -> list[str]:
@@ -176,17 +211,21 @@ def _busy_seconds(point: Point, name: str) -> float:
 
 
 def ranks(record: Record) -> list[str]:
-    """Return a sentence for each point that several ranks measured: rates together and of each, shares, intervals."""
+    """Return what the figures of several ranks are of, and a sentence for each point that they measured.
+
+    It has the rates together and of each, and shares with intervals. Nothing for a run without ranks.
+    """
+    if "ranks" not in record.environment:
+        return []
     points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
     fields = varying(point.key for point in points)
-    norms = (record.environment.get("ranks") or {}).get("sync_batch_norms")
     words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
-    if norms:
+    if norms := (record.environment["ranks"] or {}).get("sync_batch_norms"):
         layers = units.counted(norms, "layer")
         words[quantities.STATISTICS] = f"SyncBatchNorm ({layers}, in each of which the host waits)"
-    return [
-        f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point, words))}" for point in points
-    ]
+    of = "batch, times and memory are of one rank; samples/s, power and energy of all"
+    sentences = (f"{label(point.key, fields)}: {', '.join(_rank_parts(point, words))}" for point in points)
+    return [of, *(sentence.removeprefix(": ") for sentence in sentences)]
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
@@ -211,7 +250,7 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
         yield f"{words_of[name]} {wording.percent(value)} ({ends})"
 
 
-def key_columns(rows: Sequence[Row]) -> list[Column]:
+def key_columns(rows: Iterable[Row]) -> list[Column]:
     """Return columns of the key's fields that vary; size and batch size if none does."""
     keys = [row.key for row in rows]
     return _columns_of(keys, distinguishing(keys))
@@ -219,33 +258,12 @@ def key_columns(rows: Sequence[Row]) -> list[Column]:
 
 def remarks(row: Row) -> str:
     """Return how a point ended unless it ended well, and the codes of its errors and warnings."""
-    codes = _distinct(diagnostic.code for diagnostic in row.doubts if not diagnostic.is_note)
-    return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
+    ending = [] if row.status is Status.OK else [row.status.value]
+    return ", ".join([*ending, *wording.codes(row.doubts)])
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
     return [Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True) for name in fields]
-
-
-def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    services = (wording.service_time(row) for row in rows)
-    intervals = (wording.percentile(service[1], number) if service else None for service in services)
-    cells = map(wording.interval_or_about, intervals)
-    return Column(f"{prefix}p{number:g}", cells, rank=rank)
-
-
-def _phase_text(row: Row, name: str) -> str:
-    seconds = row.phases.get(name)
-    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
-
-
-def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
-    services = [service[1] for row in rows if (service := wording.service_time(row))]
-    missing = [summary for summary in services if wording.percentile(summary, number).low is None]
-    if not missing:
-        return ""
-    where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
-    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(missing, number)}"
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

@@ -12,22 +12,22 @@ from perfexp.plots import record_plots, sweep_plots
 from perfexp.plots.chart import Bars, Chart, Strips
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Artifact, Record
-from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown
 from perfexp.reports.console import Console
 from perfexp.summaries import profile_summary
-from perfexp.summaries.subject import subject
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import convolutions, csv_tables, flat, layer_tables, speed_files, vendor_file
 
 
-def write(record: Record, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -> list[Artifact]:
+def write(analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -> list[Artifact]:
     """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`.
 
     Args:
         forecasts: predictions of a sparse sweep, for files of their own and the plot.
     """
+    record = analysis.record
     kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
-    for path, kind, content in _contents(record, paths, forecasts):
+    for path, kind, content in _contents(analysis, paths, forecasts):
         kinds[path] = kind
         if content is not None:
             paths.claim(path)
@@ -39,39 +39,39 @@ def write(record: Record, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -
 
 
 def _contents(
-    record: Record, paths: RunPaths, forecasts: Sequence[Forecast]
+    analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast]
 ) -> Iterator[tuple[Path, str, bytes | None]]:
     """Yield path, kind and content of the tables, the plots and the report; None for a content that does not exist."""
-    about = subject(record.plan, record.environment)
-    yield (
-        paths.table(about.model, about.algorithm, "overall"),
-        "tables",
-        csv_tables.to_csv(flat.overall(record)),
-    )
-    for name, lines in (
-        ("convolutions", convolutions.lines(record)),
-        ("layers", layer_tables.lines(record)),
-        ("epochs", flat.epochs(record)),
-        ("predicted", flat.predicted(record, forecasts)),
-    ):
+    record, about = analysis.record, analysis.about
+    tables = {
+        "overall": flat.overall(analysis),
+        "convolutions": convolutions.lines(analysis),
+        "layers": layer_tables.lines(analysis),
+        "epochs": flat.epochs(analysis),
+        "predicted": flat.predicted(analysis, forecasts),
+    }
+    for name, lines in tables.items():
         table = paths.table(about.model, about.algorithm, name)
-        yield table, "tables", csv_tables.to_csv(lines) if lines else None
+        yield table, "tables", csv_tables.to_csv(lines) if lines or name == "overall" else None
     yield paths.predicted, "data", predictions.to_lines(forecasts, about.precision) or None
-    plots = {paths.plot("time"): _png(record_plots.plot(record, forecasts)), paths.plot("layers"): _layers_png(record)}
+    plots = {
+        paths.plot("time"): _png(record_plots.plot(analysis, forecasts)),
+        paths.plot("layers"): _layers_png(record),
+    }
     for path, content in plots.items():
         yield path, "plots", content
     drawn = [path.name for path, content in plots.items() if content is not None]
     rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
-    yield paths.report, "report", markdown.markdown(record, [*drawn, *rooflines]).encode("utf-8", errors="replace")
+    yield paths.report, "report", markdown.markdown(analysis, [*drawn, *rooflines]).encode("utf-8", errors="replace")
     if vendor_file.is_wanted(record):
-        yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(record)
+        yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)
 
 
-def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
+def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
     """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
     paths = SweepPaths(folder)
-    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(sweep, records)))
-    if png := _png(sweep_plots.plot(sweep, records)):
+    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
+    if png := _png(sweep_plots.plot(whole)):
         write_atomically(paths.plot, png)
     return _artifacts({paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.errors import UserError
@@ -12,16 +12,15 @@ from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.plots import roofline_table
 from perfexp.records import quantities, units
-from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record, is_layers
-from perfexp.records.summary import Row, requested_percentiles, rows
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.summary import Row
 from perfexp.reports import overview
 from perfexp.roofline import of_record
 from perfexp.summaries import profile_summary, sweep_summary, wording
-from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
+from perfexp.summaries.grid import Commands, Grid, Section
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
-from perfexp.summaries.subject import headline, label, one_line, subject, varying
+from perfexp.summaries.subject import label, one_line, varying
 from perfexp.tables import convolutions, layer_tables
 
 #: Layers of a roofline.
@@ -29,77 +28,41 @@ _MOST_LAYERS = 15
 #: Texts of facts whose names end in these units, up to a number that no machine has.
 _MOST = 1e18
 _FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
-#: Names of the times of one measurement.
-_TIMES = {name: time.caption if name.startswith("device") else name for name, time in quantities.TIMES.items()}
 NOT_MEASURED = "not measured"
 
 
-class Commands(tuple[str, ...]):
-    """Command lines to copy."""
-
-
-class Section(NamedTuple):
-    """A part of a report: a title, which continues the part before it if empty, and a table or lines."""
-
-    title: str
-    content: Grid | Sequence[str]
-
-
-def brief(record: Record) -> list[Section]:
+def brief(analysis: Analysis) -> list[Section]:
     """Return the answer: figures in lines, or a row for each of several points, and what was asked for besides."""
-    table = rows(record)
-    title = headline(subject(record.plan, record.environment), [row.key for row in table])
-    sections = [Section(title, _figures(record, table[0]) if len(table) == 1 else _rows(table))]
-    below = [sweep_summary.best(_batches(table)), *_asked(record)]
-    if "ranks" in record.environment:
-        below += [overview.OF_RANKS, *overview.ranks(record)]
+    table, record = analysis.rows, analysis.record
+    figures = _figures(table[0], analysis.percentiles) if len(table) == 1 else overview.brief_points(table)
+    below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
     if any(row.time for row in table):
-        unfinished = [row for row in table if row.unfinished]
-        again = f"; {_CONTINUE[any(row.in_turn for row in unfinished)]} continues" if unfinished else ""
+        continues = f"; {again} continues" if (again := wording.continuation(table)) else ""
         processes = f"± 95 % interval over {scope}, " if (scope := wording.scope(table)) else ""
-        below.append(f"{processes}≈ no interval (perfexp help ±){again}")
-    sections += [Section("", list(filter(None, below))), *_layers(record), *_profile(record)]
-    return [section for section in sections if section.content]
+        below.append(f"{processes}≈ no interval (perfexp help ±){continues}")
+    answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
+    return [section for section in (*answer, *_layers(record), *_profile(record)) if section.content]
 
 
-#: The command that measures what was interrupted, by whether its processes take turns with those of another run.
-_CONTINUE = {False: "resume=DIR", True: "repeating perfexp ab with output_dir=DIR"}
-
-
-def _figures(record: Record, row: Row) -> list[str]:
+def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
     """The figures of one measurement, a line each."""
     parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
     parts.pop("throughput", None)
-    if service := wording.service_time(row):
-        asked = [number for number in requested_percentiles(record) if number != 50]
-        ends = (f"p{number:g} {wording.interval_or_about(service[1].percentiles[number])}" for number in asked)
-        parts.setdefault(service[0], []).extend(ends)
-    memory, energy = (wording.find_metric(row, name) for name in (quantities.PEAK_MEMORY, quantities.ENERGY))
+    for number in percentiles:
+        if row.service_kind and number != 50:
+            parts.setdefault(row.service_kind, []).append(
+                f"p{number:g} {wording.interval_or_about(row.percentile(number))}"
+            )
     if rate := wording.row_rate_text(row):
-        value, _, of_value = rate.partition(" ± ")
-        parts["throughput"] = [f"{value} samples/s{f' ± {of_value}' if of_value else ''}"]
-    if text := wording.metric_text(memory):
+        value, sign, half_width = rate.partition(" ± ")
+        parts["throughput"] = [f"{value} samples/s{sign}{half_width}"]
+    if text := wording.figure_text(row, quantities.PEAK_MEMORY):
         parts.setdefault("throughput", []).append(f"memory {text}")
-    if text := wording.metric_text(energy):
+    if text := wording.figure_text(row, quantities.ENERGY):
         parts["energy"] = [f"{text} per call"]
-    titles = {name: _TIMES.get(name, name) for name in parts}
+    titles = {name: overview.CAPTIONS.get(name, name) for name in parts}
     width = max(map(len, titles.values()), default=0)
     return [f"{titles[name]:<{width}}  {'   '.join(texts)}" for name, texts in parts.items()]
-
-
-def _rows(table: Sequence[Row]) -> Grid:
-    """A row for each of several points."""
-    kinds = wording.time_kinds(table)
-    memory = (wording.metric_text(wording.find_metric(row, quantities.PEAK_MEMORY)) for row in table)
-    columns = [
-        *overview.key_columns(table),
-        Column(_TIMES[kinds[0]] if len(kinds) == 1 else "time", map(wording.median_text, table)),
-        Column("of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in table)),
-        Column("samples/s", map(wording.row_rate_text, table), rank=1),
-        Column("memory", memory, rank=2),
-        Column("remarks", map(overview.remarks, table), prose=True),
-    ]
-    return Grid(columns).without_empty()
 
 
 def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
@@ -109,42 +72,38 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
     return [sweep_summary.Candidate(f"batch {row.key.batch_size}", row.key.batch_size, row) for row in table]
 
 
-def _asked(record: Record) -> Iterator[str]:
+def _asked(analysis: Analysis) -> Iterator[str]:
     """Lines on what a run was asked for besides the times."""
-    for point in record.points:
+    for point in analysis.record.points:
         if point.epochs:
             yield f"epoch {point.epochs[-1].number}: {wording.epoch_text(point.epochs[-1])}"
-    for first in first_predictions(record):
+    for first in analysis.cold_starts:
         yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
-    coverages = (wording.coverage_text(row) for row in rows(record))
-    if texts := list(dict.fromkeys(filter(None, coverages))):
+    if texts := list(dict.fromkeys(filter(None, map(wording.coverage_text, analysis.rows)))):
         yield f"algorithm coverage  {' … '.join(texts)}"
-    yield from convolutions.sentences(record)
+    yield from convolutions.sentences(analysis.record)
 
 
-def sections(record: Record, *, is_whole: bool = False) -> list[Section]:
+def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     """Return the parts of a record that say something.
 
     Args:
         is_whole: whether ceilings, environment and command belong to them.
     """
-    table = rows(record)
-    title = headline(subject(record.plan, record.environment), [row.key for row in table])
-    ranks = [overview.OF_RANKS, *overview.ranks(record)] if "ranks" in record.environment else []
+    table, record, title = analysis.rows, analysis.record, analysis.headline
     parts = [
-        *_shown(title, overview.points(table, requested_percentiles(record)) if table else None),
-        Section("" if table else title, [] if table else ["nothing was measured"]),
-        Section("scaling with the input size", scaling_lines(table)),
+        *(_shown(title, overview.points(analysis)) if table else [Section(title, ["nothing was measured"])]),
+        Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
-        Section("ranks", ranks),
+        Section("ranks", overview.ranks(record)),
         *_shown("phases", overview.phases(table)),
         *_shown("epochs", overview.epochs(record)),
-        Section("cold start", _cold_starts(record, table)),
+        Section("cold start", _cold_starts(analysis)),
         *_layers(record),
         *_profile(record),
-        *_shown("other metrics", overview.metrics(record, table), is_split=True),
+        *_shown("other metrics", overview.metrics(analysis), is_split=True),
         Section("clock and power under load", overview.loads(record)),
-        Section("diagnostics", [line for raised in raised_diagnostics(record, table) for line in raised.lines]),
+        Section("diagnostics", [line for raised in raised_diagnostics(analysis) for line in raised.lines]),
         Section(NOT_MEASURED, failures(record)),
     ]
     if is_whole:
@@ -152,15 +111,15 @@ def sections(record: Record, *, is_whole: bool = False) -> list[Section]:
     return [part for part in parts if part.content]
 
 
-def of_sweep(sweep: Sweep, records: Sequence[Record], *, is_brief: bool = False) -> list[Section]:
+def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
     """Return the parts of a sweep before its diagnostics and failures: a row for each run, and the best of them."""
-    verdicts = sweep_verdicts.of_sweep(sweep, records)
-    setting = list(filter(None, [sweep_summary.setting(records)]))
-    parts = [Section(sweep_summary.headline(sweep), setting)]
-    if sweep.children:
-        grid = sweep_summary.runs(sweep, records, verdicts.title, verdicts.ratios)
+    verdicts = sweep_verdicts.of_sweep(whole)
+    setting = list(filter(None, [sweep_summary.setting(whole.analyses)]))
+    parts = [Section(sweep_summary.headline(whole.sweep), setting)]
+    if whole.runs:
+        grid = sweep_summary.runs(whole, verdicts.title, verdicts.ratios)
         parts.append(Section("", Grid(grid.columns) if is_brief else grid))
-    below = [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(sweep, records)]
+    below = [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(whole)]
     return [*parts, Section("", list(filter(None, below)))]
 
 
@@ -174,11 +133,11 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
         yield Section("" if lines else title, rest)
 
 
-def _cold_starts(record: Record, table: Sequence[Row]) -> list[str]:
-    firsts = first_predictions(record)
-    is_alone = len({(row.key.input_size, row.key.batch_size) for row in table}) < 2
+def _cold_starts(analysis: Analysis) -> list[str]:
+    firsts = analysis.cold_starts
+    shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
     texts = [(label(first.key), wording.first_prediction_text(first)) for first in firsts]
-    return [text if is_alone and len(firsts) == 1 else f"{name}: {text}" for name, text in texts]
+    return [text if len(shapes) < 2 and len(firsts) == 1 else f"{name}: {text}" for name, text in texts]
 
 
 def _layers(record: Record) -> Iterator[Section]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.records.units import format_bytes
@@ -17,6 +17,8 @@ NOT = "–"
 _PASSES = {"forward": "fwd", "backward_data": "data", "backward_filter": "filter"}
 #: Layers that are named for a reason before the rest is counted.
 _NAMED = 3
+#: Columns before those of the algorithms.
+_ABOUT = 3
 
 
 def subject(survey: Survey) -> str:
@@ -30,20 +32,20 @@ def subject(survey: Survey) -> str:
 
 def table(survey: Survey) -> Grid:
     """Return a row for each layer, or for its passes of the same support, with a column for each algorithm."""
-    names, shapes, passes, cells = list[str](), list[str](), list[str](), list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = []
     for layer in survey["layers"]:
-        for number, (support, which) in enumerate(_alike(layer["algorithms"]).items()):
-            names.append("" if number else _layer_name(layer))
-            shapes.append("" if number else shape_text(layer))
-            passes.append(_passes_text(which))
-            cells.append(support)
-    columns = [Column("layer", names, prose=True, is_key=True), Column("shape", shapes, prose=True, is_key=True)]
-    if _trains(survey):
-        columns.append(Column("pass", passes, prose=True, is_key=True))
-    by_algorithm = zip(*cells, strict=True) if cells else [[] for _ in survey["algorithms"]]
-    for rank, (name, of_algorithm) in enumerate(zip(survey["algorithms"], by_algorithm, strict=True)):
-        columns.append(Column(name, of_algorithm, rank=rank))
-    return Grid(columns, list(_notes(survey)))
+        about = (_layer_name(layer), shape_text(layer))
+        for support, which in _alike(layer["algorithms"]).items():
+            rows.append((*about, _passes_text(which), *support))
+            about = ("", "")
+    titles = ["layer", "shape", "pass", *survey["algorithms"]]
+    columns = []
+    for index, title in enumerate(titles):
+        is_key = index < _ABOUT
+        cells = [row[index] for row in rows]
+        columns.append(Column(title, cells, rank=0 if is_key else index - _ABOUT, prose=is_key, is_key=is_key))
+    shown = [column for column in columns if column.title != "pass" or _trains(survey)]
+    return Grid(shown, list(_notes(survey)))
 
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
@@ -57,7 +59,7 @@ def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
     """Return unsupported layers, grouped by reason; `every` names each layer."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+    found = []
     for layer, algorithm, answers in _answers(survey):
         reasons: dict[str, list[str]] = {}
         for which, answer in answers.items():
@@ -65,18 +67,18 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
                 reasons.setdefault(answer["reason"], []).append(which)
         for reason, passes in reasons.items():
             where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
-            grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
-    return _reasons(grouped, every=every)
+            found.append((f"{algorithm}{where}", reason, _layer_name(layer)))
+    return _reasons(found, every=every)
 
 
 def passed_over(survey: Survey) -> Grid:
     """Return why preferred backends cannot compute a layer."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+    found = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():
             text = reason if backend in reason.lower() else f"{backend}: {reason}"
-            grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
-    return _reasons(grouped, every=True)
+            found.append((algorithm, text, _layer_name(layer)))
+    return _reasons(found, every=True)
 
 
 def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
@@ -135,19 +137,24 @@ def _notes(survey: Survey) -> Iterator[str]:
         yield f"  help: {diagnostic['remedy']}"
 
 
-def _reasons(grouped: Mapping[tuple[str, str], Sequence[str]], *, every: bool) -> Grid:
-    """Algorithms that refuse the same layers for the same reason share a line."""
+def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
+    """Algorithms, reasons and layers as a table: algorithms that refuse the same layers for a reason share a line."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for algorithm, reason, layer in found:
+        grouped.setdefault((algorithm, reason), []).append(layer)
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (algorithm, reason), layers in grouped.items():
         lines.setdefault((reason, tuple(layers)), []).append(algorithm)
-
-    def named(layers: Sequence[str]) -> str:
-        rest = [] if every or len(layers) <= _NAMED + 1 else [f"{len(layers) - _NAMED} more"]
-        return ", ".join([*(layers[:_NAMED] if rest else layers), *rest])
-
+    most = None if every else _NAMED
     columns = [
-        Column("algorithm", (", ".join(names) for names in lines.values()), prose=True),
+        Column("algorithm", map(", ".join, lines.values()), prose=True),
         Column("why not", (one_line(reason) for reason, _ in lines), prose=True),
-        Column("layers", (named(layers) for _, layers in lines), prose=True),
+        Column("layers", (_listed(layers, most) for _, layers in lines), prose=True),
     ]
     return Grid(columns)
+
+
+def _listed(layers: Sequence[str], most: int | None) -> str:
+    if most is None or len(layers) <= most + 1:
+        return ", ".join(layers)
+    return f"{', '.join(layers[:most])}, {len(layers) - most} more"

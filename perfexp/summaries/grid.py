@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -170,6 +171,17 @@ class Grid:
         columns = [column.escaped(key_width if column.is_key else room) for column in self.columns]
         tables = ["\n".join(_markdown_lines(part)) for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)]
         return "\n\n".join([*(tables if columns else ()), *map(escape_markdown, self.notes)]) + "\n"
+
+
+class Commands(tuple[str, ...]):
+    """Command lines to copy."""
+
+
+class Section(NamedTuple):
+    """A part of a report: a title, which continues the part before it if empty, and a table or lines."""
+
+    title: str
+    content: Grid | Sequence[str]
 
 
 def escape_markdown(text: str) -> str:

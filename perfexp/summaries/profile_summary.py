@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from perfexp.profilers import WHOLE, is_profile, profiled_key
 from perfexp.records.point_times import DEVICE_TIMES, first_median
 from perfexp.records.record import Point, Record, Status
-from perfexp.records.units import digits, format_seconds
+from perfexp.records.units import counted, digits, format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, varying
 
@@ -24,48 +25,6 @@ _OWN_TIME = {
     "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
     "CSV has its time on the CPU too",
 }
-
-
-def points(record: Record) -> list[Point]:
-    """Return the points of profiles with results."""
-    return [point for point in record.points if is_profile(point.key) and _is_profile_of_perfexp(_facts(point))]
-
-
-def files(record: Record) -> list[str]:
-    """Return the names of the profilers' files in the run's folder."""
-    return list(dict.fromkeys(str(name) for point in points(record) for name in _facts(point).get("files") or ()))
-
-
-def sentences(record: Record) -> list[str]:
-    """Return lines for each profile: tool, calls, duration, and its findings."""
-    timed = {point.key: point for point in record.points}
-    return [
-        f"{name}: {text}" if name else text
-        for name, point in _named_profiles(record)
-        for text in _findings(point, timed.get(profiled_key(point.key)))
-    ]
-
-
-def tables(record: Record) -> list[tuple[str, Grid]]:
-    """Return tables with their titles: kernels, operators, and the launches of each part of a call."""
-    titled: list[tuple[str, Grid]] = []
-    for name, point in _named_profiles(record):
-        facts = _facts(point)
-        by = f"by {facts['profiler']}{f' ({name})' if name else ''}"
-        for what in ("kernel", "operator"):
-            if rows := facts.get(f"{what}s"):
-                title = f"top {min(len(rows), _ROWS)} of {facts.get(f'{what}_names', len(rows))} {what}s {by}"
-                own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operator" else None
-                steps = max(1, int(facts.get("steps") or 1))
-                titled.append((title, ranked(rows, steps, what, "self per call" if own else "per call", own)))
-        if rows := facts.get("ranges"):
-            titled.append((f"launches of each part, {by}", _ranges(rows[:_ROWS])))
-    return titled
-
-
-def commands(record: Record) -> list[str]:
-    """Return command lines that profile a marked call."""
-    return [one_line(str(text)) for point in points(record) for text in (_facts(point).get("commands") or {}).values()]
 
 
 class _Row(msgspec.Struct):
@@ -82,16 +41,19 @@ class _Range(msgspec.Struct):
     span_seconds: float
 
 
-class _Facts(msgspec.Struct):
-    """The facts of a profile that are computed with; a record is data, and may hold anything there."""
+class Profile(msgspec.Struct):
+    """The facts of a profile that are shown; a record is data, and may hold anything in them."""
 
     profiler: str
+    version: Any = None
     files: list[str] | None = None
-    settings: dict[str, Any] | None = None
     steps: int | None = None
     warmup: int | None = None
     kernels: list[_Row] | None = None
+    kernel_names: int | None = None
     operators: list[_Row] | None = None
+    operator_names: int | None = None
+    sorted_by: str | None = None
     ranges: list[_Range] | None = None
     commands: dict[str, Any] | None = None
     marked: list[Any] | None = None
@@ -99,66 +61,98 @@ class _Facts(msgspec.Struct):
     empty: dict[str, Any] | None = None
 
 
-def _is_profile_of_perfexp(facts: Any) -> bool:
-    try:
-        msgspec.convert(facts, _Facts)
-    except msgspec.ValidationError:
-        return False
-    return True
+def profiles(record: Record) -> list[tuple[Point, Profile]]:
+    """Return the points of profiles with results, and what is shown of them."""
+    found = []
+    for point in record.points:
+        if is_profile(point.key):
+            with suppress(msgspec.ValidationError):
+                found.append((point, msgspec.convert(point.facts.get("profile"), Profile)))
+    return found
 
 
-def _facts(point: Point) -> Any:
-    return point.facts.get("profile")
+def files(record: Record) -> list[str]:
+    """Return the names of the profilers' files in the run's folder."""
+    return list(dict.fromkeys(name for _, profile in profiles(record) for name in profile.files or ()))
 
 
-def _named_profiles(record: Record) -> list[tuple[str, Point]]:
-    profiled = [point for point in points(record) if point.status is Status.OK]
-    keys = [profiled_key(point.key) for point in profiled]
-    fields = varying(keys)
-    return [(label(key, fields), point) for key, point in zip(keys, profiled, strict=True)]
+def sentences(record: Record) -> list[str]:
+    """Return lines for each profile: tool, calls, duration, and its findings."""
+    timed = {point.key: point for point in record.points}
+    return [
+        f"{name}: {text}" if name else text
+        for name, point, profile in _named(record)
+        for text in _findings(point, profile, timed.get(profiled_key(point.key)))
+    ]
 
 
-def _findings(point: Point, timed: Point | None) -> Iterator[str]:
-    facts = _facts(point)
-    steps, warmup = int(facts.get("steps") or 0), facts.get("warmup")
-    tool = " ".join(filter(None, (str(facts["profiler"]), str(facts.get("version") or ""))))
-    if facts.get("commands"):
-        text = f"call {int(warmup or 0) + 1} was marked ({', '.join(map(str, facts.get('marked') or ()))})"
-    else:
-        text = f"{tool} profiled {steps} call{'' if steps == 1 else 's'} after {warmup} warm-up calls"
+def tables(record: Record) -> list[tuple[str, Grid]]:
+    """Return tables with their titles: kernels, operators, and the launches of each part of a call."""
+    titled: list[tuple[str, Grid]] = []
+    for name, _, profile in _named(record):
+        by = f"by {profile.profiler}{f' ({name})' if name else ''}"
+        own, steps = _OWN_TIME.get(profile.sorted_by or ""), max(1, profile.steps or 1)
+        if rows := profile.kernels:
+            title = f"top {min(len(rows), _ROWS)} of {profile.kernel_names or len(rows)} kernels {by}"
+            titled.append((title, ranked(rows, steps, "kernel", "per call")))
+        if rows := profile.operators:
+            title = f"top {min(len(rows), _ROWS)} of {profile.operator_names or len(rows)} operators {by}"
+            titled.append((title, ranked(rows, steps, "operator", "self per call" if own else "per call", own)))
+        if profile.ranges:
+            titled.append((f"launches of each part, {by}", _ranges(profile.ranges[:_ROWS])))
+    return titled
+
+
+def commands(record: Record) -> list[str]:
+    """Return command lines that profile a marked call."""
+    return [one_line(str(text)) for _, profile in profiles(record) for text in (profile.commands or {}).values()]
+
+
+def _named(record: Record) -> list[tuple[str, Point, Profile]]:
+    profiled = [(point, profile) for point, profile in profiles(record) if point.status is Status.OK]
+    fields = varying(profiled_key(point.key) for point, _ in profiled)
+    return [(label(profiled_key(point.key), fields), point, profile) for point, profile in profiled]
+
+
+def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[str]:
+    steps, warmup = profile.steps or 0, profile.warmup
+    tool = " ".join(filter(None, (profile.profiler, str(profile.version or ""))))
+    text = f"{tool} profiled {counted(steps, 'call')} after {warmup} warm-up calls"
+    if profile.commands:
+        text = f"call {(warmup or 0) + 1} was marked ({', '.join(map(str, profile.marked or ()))})"
     cost = f" in {format_seconds(point.wall_seconds, 2)}" if point.wall_seconds else ""
     yield one_line(f"{text}{cost}, in a process of its own; its times are not in the record")
     whole = WHOLE[profiled_key(point.key).phase]
-    span = next((part["span_seconds"] for part in facts.get("ranges") or () if part["name"] == whole), None)
+    span = next((part.span_seconds for part in profile.ranges or () if part.name == whole), None)
     device = first_median(timed, *DEVICE_TIMES, "latency") if timed else None
     if span:
         against = f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
         yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"
-    within = facts.get("kernels_in") or {}
+    within = profile.kernels_in or {}
     if any(within.values()):
         yield "kernels: " + ", ".join(f"{count} in {one_line(str(name))}" for name, count in within.items())
-    for report, why in (facts.get("empty") or {}).items():
+    for report, why in (profile.empty or {}).items():
         yield one_line(f"{report} has no rows: {why} in these calls")
 
 
-def ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str, note: str | None = None) -> Grid:
+def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | None = None) -> Grid:
     """Return the first kernels or operators of a profile (`name`, `count`, `seconds` and `share`) as a table."""
-    rows = rows[:_ROWS]
+    rows = msgspec.convert(rows[:_ROWS], list[_Row], from_attributes=True)
     columns = [
-        Column("share", (f"{row['share'] * 1e2:.1f} %" for row in rows)),
-        Column(time, (format_seconds(row["seconds"] / steps) for row in rows)),
-        Column("times", (digits(row["count"] / steps) for row in rows), rank=1),
-        Column(what, (_short(str(row["name"])) for row in rows), prose=True, is_key=True),
+        Column("share", (f"{row.share * 1e2:.1f} %" for row in rows)),
+        Column(time, (format_seconds(row.seconds / steps) for row in rows)),
+        Column("times", (digits(row.count / steps) for row in rows), rank=1),
+        Column(what, (_short(row.name) for row in rows), prose=True, is_key=True),
     ]
     return Grid(columns, [note] if note else [])
 
 
-def _ranges(rows: list[Mapping[str, Any]]) -> Grid:
+def _ranges(rows: Sequence[_Range]) -> Grid:
     columns = [
-        Column("part", (one_line(str(row["name"])) for row in rows), prose=True, is_key=True),
-        Column("kernels", (digits(row["kernels"]) for row in rows)),
-        Column("device busy", (format_seconds(row["busy_seconds"]) for row in rows)),
-        Column("span", (format_seconds(row["span_seconds"]) for row in rows), rank=1),
+        Column("part", (one_line(row.name) for row in rows), prose=True, is_key=True),
+        Column("kernels", (digits(row.kernels) for row in rows)),
+        Column("device busy", (format_seconds(row.busy_seconds) for row in rows)),
+        Column("span", (format_seconds(row.span_seconds) for row in rows), rank=1),
     ]
     return Grid(columns)
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
-from perfexp.records.growth import scalings
 from perfexp.records.messages import UNTRAINED
 from perfexp.records.record import Key, Record, Status, without_replicate
-from perfexp.records.summary import Row
 from perfexp.records.units import counted
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
 _SEVERITIES = list(Severity)
+#: Diagnostics with the label of their place.
+Placed = tuple[str, Sequence[Diagnostic]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +62,25 @@ class Raised:
         return f" ({ends[0]} to {ends[-1]} over all)"
 
 
-def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
+def raised_diagnostics(analysis: Analysis) -> list[Raised]:
     """Diagnostics of a run, also those of its rows, the most severe first; each code once, or once for each help."""
-    return grouped(diagnostics_by_place(record, rows))
+    return grouped(diagnostics_by_place(analysis))
 
 
-def diagnostics_by_place(record: Record, rows: Sequence[Row]) -> list[tuple[str, tuple[Diagnostic, ...]]]:
-    """Diagnostics of a run, and of each of its points with the point's label; the label of the run is empty."""
+def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
+    """Diagnostics of a run, and of each of its rows with the point's label; the label of the run is empty."""
+    rows = analysis.rows
     fields = distinguishing(row.key for row in rows)
-    placed = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
+    placed: list[Placed] = [("", analysis.record.doubts), *((label(row.key, fields), row.doubts) for row in rows)]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
-    untimed = (point for point in record.points if (own := _beside(point.key)) and (not rows or own in batches))
-    return [*placed, *((label(point.key), tuple(point.doubts)) for point in untimed)]
+    for point in analysis.record.points:
+        own = _beside(point.key)
+        if own and (not rows or own in batches):
+            placed.append((label(point.key), point.doubts))
+    return placed
 
 
-def grouped(placed: Iterable[tuple[str, Sequence[Diagnostic]]]) -> list[Raised]:
+def grouped(placed: Iterable[Placed]) -> list[Raised]:
     """Diagnostics of several places, the most severe first; each code once, or once for each help."""
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
@@ -98,10 +103,10 @@ def _worst_first(places: dict[str, Diagnostic]) -> Raised:
     return Raised(diagnostics=tuple(places[name] for name in names), where=tuple(filter(None, names)))
 
 
-def scaling_lines(rows: Sequence[Row]) -> list[str]:
+def scaling_lines(analysis: Analysis) -> list[str]:
     """A line for each group of sizes of one run: which, and how its time depends on the size."""
-    fields = [field for field in varying(row.key for row in rows) if field != "input_size"]
-    parts = ((label(scaling.key, fields), scaling_text(scaling)) for scaling in scalings(rows))
+    fields = [field for field in varying(row.key for row in analysis.rows) if field != "input_size"]
+    parts = ((label(scaling.key, fields), scaling_text(scaling)) for scaling in analysis.scalings)
     return [": ".join(filter(None, pair)) for pair in parts]
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp.records.point_times import blocks_of
-from perfexp.records.quantities import time_title
-from perfexp.records.record import Key, Record, Series
-from perfexp.records.summary import series_of_processes
-from perfexp.statistics import blockwise, moderated
-from perfexp.statistics.moderated import Component, Repeats, pooled
+from perfexp.records.quantities import TIMES, time_title
+from perfexp.records.record import Key
+from perfexp.records.summary import Row
+from perfexp.statistics import moderated
+from perfexp.statistics.moderated import Component, pooled
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.wording import percent
 
@@ -50,19 +49,14 @@ class Spread:
         }
 
 
-def spreads(record: Record) -> list[Spread]:
+def spreads(rows: Iterable[Row]) -> list[Spread]:
     """Return the spread of each point and kind of time that at least two processes measured."""
     return [
-        _spread(key, name, series)
-        for key, name, series in series_of_processes(record)
-        if len(series) > 1 and all(min(one.measured) > 0 for one in series)
+        Spread(key=row.key, time=name, processes=len(medians.values), component=medians.own)
+        for row in rows
+        for name, medians in row.figures.items()
+        if name in TIMES and medians.own
     ]
-
-
-def _spread(key: Key, time: str, series: Sequence[Series]) -> Spread:
-    component = Repeats.of([blockwise.block_median(blocks_of(one)) for one in series]).own
-    assert component is not None  # two processes or more
-    return Spread(key=key, time=time, processes=len(series), component=component)
 
 
 def sentence(known: Sequence[Spread]) -> str:
@@ -86,21 +80,15 @@ def _listed(words: Sequence[str]) -> str:
 
 def grid(known: Sequence[Spread]) -> Grid:
     """Return a table with a line for each point and kind of time."""
-    keys = [one.key for one in known]
-    intervals = [one.component.spread_interval for one in known]
-    return Grid(
-        [
-            Column("point", map(str, keys), prose=True, is_key=True),
-            Column("time", (time_title(one.time) for one in known), prose=True, is_key=True),
-            Column("CV", _percents(one.component.spread for one in known)),
-            Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
-            *(
-                Column(f"{count} show", _percents(moderated.detectable_ratio(one.component, count) for one in known))
-                for count in _PROCESSES
-            ),
-        ]
-    )
-
-
-def _percents(fractions: Iterable[float]) -> list[str]:
-    return [percent(fraction) for fraction in fractions]
+    components = [one.component for one in known]
+    intervals = [component.spread_interval for component in components]
+    columns = [
+        Column("point", (str(one.key) for one in known), prose=True, is_key=True),
+        Column("time", (time_title(one.time) for one in known), prose=True, is_key=True),
+        Column("CV", (percent(component.spread) for component in components)),
+        Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
+    ]
+    for count in _PROCESSES:
+        detectable = (moderated.detectable_ratio(component, count) for component in components)
+        columns.append(Column(f"{count} show", map(percent, detectable)))
+    return Grid(columns)

@@ -96,18 +96,11 @@ def _devices(device: Any, ranks: Any) -> str | None:
 
 
 def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the device that several environments share, with its numbers: `1 or 2 × NVIDIA H200`; None for several."""
+    """Return the device that several environments share: `NVIDIA H200 or 2 × NVIDIA H200`; None for several kinds."""
     facts = [(environment.get("device"), environment.get("ranks")) for environment in environments]
-    devices = {_devices(*of_run) for of_run in facts}
     names = {_devices(device, None) for device, _ in facts}
-    if len(devices) < 2 or len(names) > 1:
-        return devices.pop() if len(devices) == 1 else None
-    (name,) = names
-    counts = [text.removesuffix(f" × {name}") if text != name else "1" for text in devices if text]
-    if not name or not all(count.isdecimal() for count in counts):  # ranks on one CPU, or on several nodes
-        return name
-    *smaller, largest = sorted(counts, key=int)
-    return f"{', '.join(smaller)} or {largest} × {name}"
+    devices = set(filter(None, (_devices(*of_run) for of_run in facts)))
+    return " or ".join(sorted(devices, key=lambda text: (len(text), text))) or None if len(names) == 1 else None
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from functools import partial
 
 from perfexp.records import quantities, units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Scaling
+from perfexp.records.point_times import interval_of
 from perfexp.records.record import Epoch, Metric
 from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
@@ -159,13 +161,22 @@ def scope(rows: Iterable[Row]) -> str:
     return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}"
 
 
-def scope_note(rows: Sequence[Row]) -> str:
-    """Return the meaning of the intervals of a table; empty without one."""
-    if not (of := scope(rows)):
-        return ""
+def scope_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the meaning of the intervals of a table; nothing without one."""
+    continues = f" ({again} continues)" if (again := continuation(rows)) else ""
+    return [f"± 95 % interval of the mean over processes, from {of}{continues}"] if (of := scope(rows)) else []
+
+
+def continuation(rows: Iterable[Row]) -> str:
+    """Return the command that measures what was interrupted; empty if nothing was."""
     unfinished = [row for row in rows if row.unfinished]
-    again = "repeat perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
-    return f"± 95 % interval of the mean over processes, from {of}{f' ({again} continues)' if unfinished else ''}"
+    again = "repeating perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
+    return again if unfinished else ""
+
+
+def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
+    """Return the codes of errors and warnings, each once."""
+    return list(dict.fromkeys(one.code for one in diagnostics if not one.is_note))
 
 
 def epoch_text(epoch: Epoch) -> str:
@@ -173,17 +184,6 @@ def epoch_text(epoch: Epoch) -> str:
     accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"
     loss = "loss not finite" if epoch.loss is None else f"loss {epoch.loss:.4g}"
     return ", ".join(filter(None, (loss, accuracy, f"{epoch.samples_per_second:,.0f} samples/s")))
-
-
-def service_time(row: Row) -> tuple[str, blockwise.Summary] | None:
-    """Return the time whose percentiles a caller sees, with its name: the latency if it was measured."""
-    kind = "latency" if "latency" in row.times else row.time_kind
-    return (kind, row.times[kind]) if kind else None
-
-
-def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval:
-    """Return a percentile with its interval; the 50th is the median, with the median's interval."""
-    return summary.median if number == 50 else summary.percentiles[number]
 
 
 def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
@@ -200,14 +200,22 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
     Args:
         basis: time or rate that the metric is computed from, which limits its digits; None for a metric of its own.
     """
-    if metric is None or metric.value is None:
+    if metric is None or (interval := interval_of(metric)) is None:
         return ""
-    figures = min(supported_digits(basis), 3) if basis else max(supported_digits(interval_of(metric)), 3)
+    figures = min(supported_digits(basis), 3) if basis else max(supported_digits(interval), 3)
     shown = partial(_with_unit, metric)
-    text = shown(metric.value, figures)
-    if metric.low is not None and metric.high is not None:
-        text = with_width(interval_of(metric), text, range_text(interval_of(metric), shown))
+    text = shown(interval.value, figures)
+    if ends := range_text(interval, shown):
+        text = with_width(interval, text, ends)
     return f"≈ {text}" if metric.estimated else text
+
+
+def figure_text(row: Row, name: str) -> str:
+    """Return a metric of a row as text, with the digits of what it is computed from; empty without a value."""
+    if name == quantities.COVERAGE:
+        return coverage_text(row)
+    metric = row.metric(name)
+    return metric_text(metric, row.basis(metric) if metric else None)
 
 
 def _with_unit(metric: Metric, value: float, figures: int) -> str:
@@ -229,12 +237,6 @@ def _with_unit(metric: Metric, value: float, figures: int) -> str:
     return units.digits(value, figures) + (f" {symbol}" if symbol not in ("1", "") else "")
 
 
-def interval_of(metric: Metric) -> estimators.Interval:
-    """Return a metric that has a value, with its interval if it has one."""
-    assert metric.value is not None
-    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
-
-
 def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     """Return the title of a metric in a table: its name without the unit, or a heading of its own.
 
@@ -244,29 +246,25 @@ def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     return quantities.of(metric).title.replace("{time}", median_title(kinds))
 
 
-def find_metric(row: Row, name: str) -> Metric | None:
-    """Return a metric of a row by its name, or None."""
-    return next((metric for metric in row.metrics if metric.name == name), None)
-
-
 def coverage_text(row: Row) -> str:
     """Return the algorithm coverage, and whether all of it is proven: `100 %, 42 % not observed`; empty without.
 
     Torch's own choice is not observed, cuDNN's kernels are not verified, and records of older versions lack the proof.
     """
-    asked, proven = (find_metric(row, name) for name in (quantities.COVERAGE, quantities.PROVEN))
-    if asked is None or not asked.value:
-        return metric_text(asked)
-    if proven is None or proven.value is None:
-        return f"{metric_text(asked)}, proof not recorded"
-    own, rest = row.own_choice, asked.value - proven.value - row.own_choice
-    if rest <= _ROUNDING and own <= _ROUNDING:
-        return f"{metric_text(asked)}, proven"
-    if own <= _ROUNDING:
-        return f"{metric_text(asked)}, {'not all verified' if proven.value else 'not verified'}"
-    share = f"{percent(own)} " if asked.value - own > _ROUNDING else ""
-    verified = f", {percent(rest)} not verified" if rest > _ROUNDING else ""
-    return f"{metric_text(asked)}, {share}not observed{verified}"
+    asked, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
+    text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
+    if not asked:
+        return text
+    if proven is None:
+        return f"{text}, proof not recorded"
+    rest = asked - proven - own
+    if own > _ROUNDING:
+        share = f"{percent(own)} " if asked - own > _ROUNDING else ""
+        verified = f", {percent(rest)} not verified" if rest > _ROUNDING else ""
+        return f"{text}, {share}not observed{verified}"
+    if rest <= _ROUNDING:
+        return f"{text}, proven"
+    return f"{text}, {'not all verified' if proven else 'not verified'}"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:

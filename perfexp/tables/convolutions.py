@@ -20,7 +20,8 @@ from perfexp.records.races import (
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import label, subject, varying
+from perfexp.summaries.analysis import Analysis
+from perfexp.summaries.subject import label, varying
 from perfexp.summaries.wording import interval_text, percent_range
 from perfexp.tables.flat import Cell, Line, columns_of, with_ends
 
@@ -30,12 +31,11 @@ _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
 _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 
 
-def lines(record: Record) -> list[Line]:
+def lines(analysis: Analysis) -> list[Line]:
     """Return one line for each point, process, layer, shape and pass; none unless an algorithm was selected."""
-    about = subject(record.plan, record.environment)
     return [
         {
-            **columns_of(about, point.key),
+            **columns_of(analysis.about, point.key),
             "replicate": point.key.replicate,
             "layer": layer["name"],
             "input_shape": "×".join(map(str, layer["input_shape"])),
@@ -49,7 +49,7 @@ def lines(record: Record) -> list[Line]:
             **_tried(one_pass),
             "kernels": "; ".join(one_pass["kernels"]) or None,
         }
-        for point in record.points
+        for point in analysis.record.points
         for layer, one_pass in passes(point)
     ]
 

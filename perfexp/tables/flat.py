@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,19 +12,16 @@ import numpy as np
 from perfexp.diagnosis.environment import fact_at
 from perfexp.forecast.predictions import Forecast, key_of
 from perfexp.records import quantities as registry
-from perfexp.records.cold_starts import first_predictions
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.growth import scalings
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, POWER
 from perfexp.records.record import Key, Metric, Point, Record, Status
-from perfexp.records.summary import Row, requested_percentiles, rows
+from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import prettify
 from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import Subject, subject
-from perfexp.summaries.sweep_summary import diagnostics_of, paired
-from perfexp.summaries.wording import percentile, service_time
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
+from perfexp.summaries.subject import Subject
 
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
@@ -80,54 +78,54 @@ FIRST_COLUMNS = (
 CHART_POINTS = 320
 
 
-def overall(record: Record, further: Sequence[Diagnostic] = ()) -> list[Line]:
+def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line]:
     """Return one line for each timed point; the figures of a failed point are None.
 
     Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
     n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `further`
     are diagnostics of the run that its sweep shows.
     """
-    about, percentiles = subject(record.plan, record.environment), requested_percentiles(record)
-    doubts = (*record.doubts, *further)
+    about, doubts = analysis.about, (*analysis.record.doubts, *further)
     parts: list[tuple[Mapping[str, Cell], ...]] = [
         (
-            *(_time_columns(row, about), _percentile_columns(row, percentiles)),
+            *(_time_columns(row, about), _percentile_columns(row, analysis.percentiles)),
             *(with_ends("samples_per_second", row.samples_per_second), _phases(row)),
             *(_metric_columns(row), _ends_of_metrics(row), _outcome(row, about, doubts)),
         )
-        for row in rows(record)
+        for row in analysis.rows
     ]
-    columns = [dict.fromkeys(name for part in of_part for name in part) for of_part in zip(*parts, strict=True)]
-    return [
-        {name: part.get(name) for part, names in zip(of_row, columns, strict=True) for name in names}
-        for of_row in parts
-    ]
+    lines: list[Line] = [{} for _ in parts]
+    for of_part in zip(*parts, strict=True):
+        names: Line = dict.fromkeys(name for cells in of_part for name in cells)
+        for line, cells in zip(lines, of_part, strict=True):
+            line |= {**names, **cells}
+    return lines
 
 
-def epochs(record: Record) -> list[Line]:
+def epochs(analysis: Analysis) -> list[Line]:
     """Return one line for each epoch of each training."""
-    about = subject(record.plan, record.environment)
     return [
-        {**columns_of(about, point.key), "replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
-        for point in record.points
+        columns_of(analysis.about, point.key)
+        | {"replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
+        for point in analysis.record.points
         for epoch in point.epochs
     ]
 
 
-def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
+def sweep(whole: SweepAnalysis) -> list[Line]:
     """Return one line for each point of each run of a sweep, the axes that vary first; a run without points has one."""
     lines: list[Line] = []
-    raised = diagnostics_of(summary, records)
-    for child, record in paired(summary, records):
-        points = overall(record, [raised[child.job]] if child.job in raised else []) if record else []
+    for child, analysis in whole.runs:
+        further = [whole.slower[child.job]] if child.job in whole.slower else []
+        points = overall(analysis, further) if analysis else []
         ending: Line = {"status": child.status.value, "error": child.error}
         lines += [{**child.axes, "job": child.job, "run": child.name, **point} for point in points or [ending]]
     return lines
 
 
-def predicted(record: Record, forecasts: Sequence[Forecast]) -> list[Line]:
+def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
     """Return one line for each point of a sparse sweep; ends of intervals are those of 90 % intervals."""
-    about = subject(record.plan, record.environment)
+    about = analysis.about
     table: dict[tuple[str, object], Line] = {}
     for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
         key, near = (key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest))
@@ -143,10 +141,11 @@ def predicted(record: Record, forecasts: Sequence[Forecast]) -> list[Line]:
     return list(table.values())
 
 
-def points(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
+def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
     """Return one line for each timed point, as in `overall`, after the run's identity; at least a status."""
-    identity, about = identity_of(record, folder), subject(record.plan, record.environment)
-    lines = [with_units(line) for line in overall(record, further)] or [{"status": record.status.value}]
+    record, about = analysis.record, analysis.about
+    identity = identity_of(record, folder)
+    lines = [with_units(line) for line in overall(analysis, further)] or [{"status": record.status.value}]
     names: Line = {name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")}
     return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
 
@@ -245,8 +244,9 @@ def _of_time(time: Summary | None) -> dict[str, float | None]:
 
 
 def _time_columns(row: Row, about: Subject) -> Line:
-    series, size, cells = row.series, row.key.input_size, _of_time(row.time)
+    size, cells = row.key.input_size, _of_time(row.time)
     first = {name: cells.pop(f"{name}_ms") for name in _BARE}
+    series = row.series[row.time_kind] if row.time_kind else None
     return {
         "model": about.model,
         "algorithm": about.algorithm,
@@ -265,10 +265,9 @@ def _time_columns(row: Row, about: Subject) -> Line:
 
 
 def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
-    kind, summary = service_time(row) or (None, None)
-    line: Line = {"percentile_kind": kind}
+    line: Line = {"percentile_kind": row.service_kind}
     for number in percentiles:
-        line |= with_ends(f"p{number:g}", percentile(summary, number) if summary else None, 1e3, "_ms")
+        line |= with_ends(f"p{number:g}", row.percentile(number), 1e3, "_ms")
     return line
 
 
@@ -298,7 +297,7 @@ def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line
     }
 
 
-class Quantity(NamedTuple):
+class Charted(NamedTuple):
     """One number of a chart.
 
     Attributes:
@@ -324,48 +323,50 @@ class PointRun(NamedTuple):
 
     phase: str
     batch_size: int
-    rows: list[Row]
+    analysis: Analysis
 
 
-def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
+def point_runs(analysis: Analysis) -> list[PointRun]:
     """Split the rows of a record by phase and batch size, in its order."""
     groups: dict[tuple[str, int], list[Row]] = {}
-    for row in table:
+    for row in analysis.rows:
         groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
-    for first in first_predictions(record):
+    for first in analysis.cold_starts:
         groups.setdefault(("inference", first.key.batch_size), [])
-    return [PointRun(*group, of_group) for group, of_group in groups.items()]
+    return [PointRun(*group, replace(analysis, rows=tuple(rows))) for group, rows in groups.items()]
 
 
 def by_size(run: PointRun) -> list[PointRun]:
     """Return each size of a run of several sizes as a run of its own; none for a single size."""
-    return [run._replace(rows=[row]) for row in run.rows] if len(run.rows) > 1 else []
+    rows = run.analysis.rows if len(run.analysis.rows) > 1 else ()
+    return [run._replace(analysis=replace(run.analysis, rows=(row,))) for row in rows]
 
 
-def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
+def charted(run: PointRun) -> Iterator[Charted]:
     """Yield the numbers of one phase and batch size, point by point."""
-    percentiles, steps = requested_percentiles(record), _steps(run.rows)
-    for row in run.rows:
-        for group, name, value, is_estimate in _of_row(row, percentiles):
+    rows = run.analysis.rows
+    steps = _steps(rows)
+    for row in rows:
+        for group, name, value, is_estimate in _of_row(row, run.analysis.percentiles):
             if value is not None:
-                yield Quantity(group, name, value, row.key, steps[row.key], estimated=is_estimate)
+                yield Charted(group, name, value, row.key, steps[row.key], estimated=is_estimate)
         yield from _metrics(row, steps[row.key])
-    yield from _scalings(run.rows, steps)
-    yield from _first_predictions(record, run, steps)
-    for row in run.rows if len(run.rows) == 1 else ():
-        if row.series:  # a chart of warm-up, drift and outliers
-            for index, seconds in decimate(row.series.samples):
-                yield Quantity("samples", f"{row.series.name}_ms", seconds * 1e3, row.key, index)
-        for point in record.points:
+    yield from _scalings(run.analysis, steps)
+    yield from _cold_starts(run, steps)
+    for row in rows if len(rows) == 1 else ():
+        if row.time_kind:  # a chart of warm-up, drift and outliers
+            for index, seconds in decimate(row.series[row.time_kind].samples):
+                yield Charted("samples", f"{row.time_kind}_ms", seconds * 1e3, row.key, index)
+        for point in run.analysis.record.points:
             yield from of_epochs(point) if point.key == row.key else ()
 
 
-def of_epochs(point: Point) -> Iterator[Quantity]:
+def of_epochs(point: Point) -> Iterator[Charted]:
     """The figures of each epoch of a training, at its number."""
     for epoch in point.epochs:
         for name, value in epoch.figures.items():
             if value is not None:
-                yield Quantity("epoch", name, value, point.key, epoch.number)
+                yield Charted("epoch", name, value, point.key, epoch.number)
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
@@ -401,14 +402,13 @@ def _of_row(row: Row, percentiles: Sequence[float]) -> Iterator[tuple[str, str, 
     facts |= {"processes_count": row.processes, "ok": row.status is Status.OK}
     for name, fact in {**facts, "spread_percent": _scaled(row.spread, 100)}.items():
         yield "point", name, fact, False
-    service = service_time(row)
     for number in percentiles:
-        if service and number != 50:
-            interval = percentile(service[1], number)
-            yield service[0], f"p{number:g}_ms", interval.value * 1e3, interval.low is None
+        interval = row.percentile(number)
+        if interval and row.service_kind and number != 50:
+            yield row.service_kind, f"p{number:g}_ms", interval.value * 1e3, interval.low is None
 
 
-def _metrics(row: Row, step: int) -> Iterator[Quantity]:
+def _metrics(row: Row, step: int) -> Iterator[Charted]:
     """The point's metrics with a chart; one without a group is put into that of its phase."""
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
@@ -418,12 +418,12 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
             name, pretty = prettify(stem, number or 0.0, metric.unit)
             if number is not None or not ending:
                 value = None if number is None else pretty
-                yield Quantity(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
+                yield Charted(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
 
 
-def _scalings(table: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
     """Growth of a time with the size, at the step of the largest size; a missing figure has a reason."""
-    for scaling in scalings(table):
+    for scaling in part.scalings:
         fit, is_known = scaling.fit, not scaling.doubt
         values = {
             **with_ends("exponent", fit.exponent if is_known else None),
@@ -433,15 +433,15 @@ def _scalings(table: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quanti
         }
         for name, value in values.items():
             reason = (scaling.doubt or "the time does not grow with the size") if value is None else None
-            yield Quantity("scaling", name, value, scaling.key, steps[scaling.key], reason)
+            yield Charted("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 
-def _first_predictions(record: Record, run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
+def _cold_starts(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Charted]:
     """The parts of the cold starts of a run's sizes; a training has none."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
-    firsts = [first for first in first_predictions(record) if first.key.batch_size == run.batch_size]
+    firsts = [first for first in run.analysis.cold_starts if first.key.batch_size == run.batch_size]
     for index, first in enumerate(firsts if run.phase == "inference" else ()):
         if not at or first.key.input_size in at:
             step = at.get(first.key.input_size, index)
             for name, seconds in (*first.parts.items(), ("total", first.total.value)):
-                yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)
+                yield Charted("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)

@@ -10,24 +10,23 @@ from typing import Any
 import msgspec
 
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Record
-from perfexp.records.summary import rows
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.folders import run_folder
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.remarks import Raised, raised_diagnostics
-from perfexp.summaries.sweep_summary import diagnostics_of
 from perfexp.tables import flat
 
 #: Version of the document.
 _FORMAT = 1
 
 
-def of_run(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> dict[str, Any]:
+def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ()) -> dict[str, Any]:
     """Return a run: where it is, how it ended, its diagnostics, and a line for each measurement.
 
     Each diagnostic comes once, with the details of its worst measurement and the names of all (`where`); without names
     it is of the whole run. `further` are diagnostics of the run that its sweep shows.
     """
-    raised = [*raised_diagnostics(record, rows(record)), *(Raised(diagnostics=(one,)) for one in further)]
+    record = analysis.record
+    raised = [*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)]
     return {
         "name": record.name,
         "uid": record.uid,
@@ -36,7 +35,7 @@ def of_run(record: Record, folder: Path, further: Sequence[Diagnostic] = ()) -> 
         "diagnostics": [{**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised],
         "points": [
             {name: cell for name, cell in line.items() if cell is not None and name not in flat.IDENTITY}
-            for line in flat.points(record, folder, further)
+            for line in flat.points(analysis, folder, further)
         ],
     }
 
@@ -46,19 +45,15 @@ def document(runs: Sequence[dict[str, Any]], **facts: Any) -> str:
     return text({"format": _FORMAT, **facts, "runs": list(runs)})
 
 
-def of_sweep(sweep: Sweep, runs: Sequence[tuple[Record, Path]], folder: Path) -> str:
-    """Return the document of a sweep; a run without a record has its error."""
-    recorded = {record.sweep.job for record, _ in runs if record.sweep}
-    failed = [
-        {"name": child.name, "status": child.status.value, "error": child.error}
-        for child in sweep.children
-        if child.job not in recorded
-    ]
-    raised = diagnostics_of(sweep, [record for record, _ in runs])
-    found = [
-        of_run(record, place, [raised[record.sweep.job]] if record.sweep and record.sweep.job in raised else [])
-        for record, place in runs
-    ]
+def of_sweep(whole: SweepAnalysis, folder: Path) -> str:
+    """Return the document of a sweep, whose folder is absolute; a run without a record has its error."""
+    found, failed = list[dict[str, Any]](), list[dict[str, Any]]()
+    for child, analysis in whole.runs:
+        if analysis is None:
+            failed.append({"name": child.name, "status": child.status.value, "error": child.error})
+            continue
+        further = [whole.slower[child.job]] if child.job in whole.slower else []
+        found.append(of_run(analysis, run_folder(child, folder), further))
     return document([*found, *failed], sweep=str(folder))
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.records import races
-from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.layer_lines import DISAGREES, IGNORE, gap_of, name_of, seconds_of
-from perfexp.records.quantities import ENERGY
+from perfexp.records.layer_lines import READABLE, disagreement, gap_of, name_of, seconds_of
+from perfexp.records.quantities import CLOSURE, ENERGY
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.subject import label, subject, varying
+from perfexp.summaries.subject import label, varying
 from perfexp.tables import layer_groups
 from perfexp.tables.flat import Cell, Line, columns_of, to_ms
 
@@ -47,17 +47,17 @@ class Row:
     is_own: bool
 
 
-def lines(record: Record) -> list[Line]:
+def lines(analysis: Analysis) -> list[Line]:
     """Return one line for each point, row and pass; none unless layers were profiled."""
-    return [row.line for row in rows(record)]
+    return [row.line for row in rows(analysis)]
 
 
-def rows(record: Record) -> list[Row]:
+def rows(analysis: Analysis) -> list[Row]:
     """Return the lines of a record's layers, with their parts in the comparison of algorithms."""
-    about = subject(record.plan, record.environment)
-    timed = {point.key: point for point in record.points}
+    about = analysis.about
+    timed = {point.key: point for point in analysis.record.points}
     table_rows: list[Row] = []
-    for point in points(record):
+    for point in points(analysis.record):
         key = timed_key(point.key)
         of_point: Line = columns_of(about, key)
         own = timed.get(key)
@@ -112,26 +112,17 @@ def _line(
 def representative_point(record: Record) -> Point | None:
     """Return the point whose layers are shown: the largest that agrees with the call without profiling, or of all."""
     profiled = list(points(record))
-    candidates = [point for point in profiled if agrees(point)] or profiled
+    candidates = [point for point in profiled if disagreement(point) is None] or profiled
     return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
-
-
-def agrees(point: Point) -> bool:
-    """Whether the profiled call took as long as the timed one."""
-    return disagreement(point) is None
-
-
-def disagreement(point: Point) -> Diagnostic | None:
-    """Return the diagnostic by which the layers of a point are shares only; None where their times hold, too."""
-    return next((doubt for doubt in point.doubts if doubt.code == DISAGREES), None)
 
 
 def doubt_text(point: Point) -> str:
     """Return for what the layers of a point can be used, in a few words; empty where their times hold."""
-    doubt = disagreement(point)
-    if doubt is None:
+    if disagreement(point) is None:
         return ""
-    return _UNUSABLE if (doubt.help or "").startswith(IGNORE) else _SHARES_ONLY
+    closure = point.metric(CLOSURE)
+    is_far = closure is not None and abs(closure.value or 0.0) > READABLE
+    return _UNUSABLE if is_far and point.facts["layers"]["method"] != "unheld" else _SHARES_ONLY
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
@@ -147,7 +138,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
     grid = Grid(
         columns=(
             Column(title="share", cells=(f"{layer.share * 1e2:.1f} %" for layer in most)),
-            *([Column(title="time", cells=times)] if agrees(point) else []),
+            *([] if disagreement(point) else [Column(title="time", cells=times)]),
             Column(title="pass", cells=(layer.which for layer in most), prose=True),
             Column(title="kind", cells=(layer.kind for layer in most), prose=True),
             Column(title="layer", cells=(layer.label for layer in most), prose=True, is_key=True),

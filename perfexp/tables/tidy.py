@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfexp.records.record import Record
-from perfexp.summaries.subject import subject
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import csv_tables, flat, layer_tables
 from perfexp.tables.flat import Line
 
@@ -37,11 +37,10 @@ _HEAD = (
 Block = dict[str, Any]
 
 
-def layers(record: Record, folder: Path) -> list[layer_tables.Row]:
+def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
     """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
-    execution = subject(record.plan, record.environment).execution
-    about = flat.identity_of(record, folder) | {"execution": execution}
-    return [replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(record)]
+    about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
+    return [replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(analysis)]
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from operator import mul
@@ -14,13 +14,11 @@ import msgspec
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records.cold_starts import first_predictions
 from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
-from perfexp.records.record import Epoch, Metric, Record, Status
-from perfexp.records.summary import Row, requested_percentiles, rows
+from perfexp.records.record import Metric, Record, Status
+from perfexp.records.summary import Row
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import subject
-from perfexp.summaries.wording import percentile, service_time
+from perfexp.summaries.analysis import Analysis
 
 #: Version of the file's own keys; the record inside has its `schema_version`.
 FORMAT = 1
@@ -47,11 +45,9 @@ def is_wanted(record: Record) -> bool:
     return is_timed and fact_at(record.plan, "export.vendor_json") is True
 
 
-def to_json(record: Record) -> bytes:
+def to_json(analysis: Analysis) -> bytes:
     """Return the file; figures have a value and the ends of their 95 % interval, null where there is none."""
-    table, about = rows(record), subject(record.plan, record.environment)
-    starts = {(first.key.input_size, first.key.batch_size): first.total for first in first_predictions(record)}
-    epochs = {point.key: point.epochs for point in record.points}
+    record, about = analysis.record, analysis.about
     start, end = (datetime.fromisoformat(time) for time in (record.started, record.ended))
     content = {
         "format": FORMAT,
@@ -63,12 +59,8 @@ def to_json(record: Record) -> bytes:
         "execution": about.execution,
         "parameters": fact_at(record.environment, "session.parameters"),
         "total_runtime_seconds": (end - start).total_seconds(),
-        "training": [_training(row, epochs.get(row.key, [])) for row in table if row.key.phase == "train"],
-        "inference": [
-            _inference(row, requested_percentiles(record), starts.get((row.key.input_size, row.key.batch_size)))
-            for row in table
-            if row.key.phase == "inference"
-        ],
+        "training": [_training(row, record) for row in analysis.rows if row.key.phase == "train"],
+        "inference": [_inference(row, analysis) for row in analysis.rows if row.key.phase == "inference"],
         "record": msgspec.Raw(msgspec.json.encode(record)),
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
@@ -92,11 +84,11 @@ def load(path: Path) -> Record:
     return Record.from_json(bytes(content.record), source=str(path))
 
 
-def _training(row: Row, epochs: list[Epoch]) -> Entry:
+def _training(row: Row, record: Record) -> Entry:
     """Times of whole epochs are those of the first process; only the total has evaluations and checkpoints."""
-    parts = [(epoch.seconds, epoch.evaluation_seconds, epoch.checkpoint_seconds) for epoch in epochs]
+    epochs = next(point.epochs for point in record.points if point.key == row.key)
     return _common(row) | {
-        "total_runtime_seconds": sum(map(sum, parts)) if epochs else None,
+        "total_runtime_seconds": sum(epoch.total_seconds for epoch in epochs) if epochs else None,
         "training_seconds": sum(epoch.seconds for epoch in epochs) if epochs else None,
         "epoch_seconds": [epoch.seconds for epoch in epochs],
         "epoch_losses": [epoch.loss for epoch in epochs],
@@ -108,16 +100,15 @@ def _training(row: Row, epochs: list[Epoch]) -> Entry:
     }
 
 
-def _inference(row: Row, percentiles: Sequence[float], first_seconds: Interval | None) -> Entry:
-    service, rate = service_time(row), row.samples_per_second
-    line = _common(row) | {
+def _inference(row: Row, analysis: Analysis) -> Entry:
+    rate, place = row.samples_per_second, (row.key.input_size, row.key.batch_size)
+    starts = {(first.key.input_size, first.key.batch_size): first.total for first in analysis.cold_starts}
+    percentiles = {number: row.percentile(number) for number in analysis.percentiles}
+    return _common(row) | {
         "predictions_per_second": _figure(rate),
         "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
-        "ttfp_milliseconds": _figure(first_seconds, _TO_MS),
-    }
-    for number in percentiles:
-        line[f"p{number:g}_milliseconds"] = _figure(percentile(service[1], number), _TO_MS) if service else None
-    return line | {
+        "ttfp_milliseconds": _figure(starts.get(place), _TO_MS),
+        **{f"p{number:g}_milliseconds": _figure(one, _TO_MS) for number, one in percentiles.items()},
         "accuracy": row.value(ACCURACY),
         "energy_joules_per_prediction": _figure(row.metric(IMAGE_ENERGY)),
     }

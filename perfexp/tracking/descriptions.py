@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
 from perfexp.records.record import Record
-from perfexp.records.summary import Row, requested_percentiles
-from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown, overview, sections
-from perfexp.reports.sections import Commands, Section
 from perfexp.summaries import sweep_summary
-from perfexp.summaries.grid import escape_markdown
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
+from perfexp.summaries.grid import Commands, Section, escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, allowed, clean, signed
 
@@ -45,13 +43,14 @@ def safe_uid(text: str) -> str:
     return safe_name(text)[:NAME_LENGTH]
 
 
-def point_tags(record: Record, table: Sequence[Row], notes: Mapping[str, str]) -> dict[str, str]:
+def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
     """Tags for some points of a run: how they ended, their diagnostics, `notes` on their metrics, and the machine."""
-    statuses = Counter(row.status.value for row in table)
+    record = analysis.record
+    statuses = Counter(row.status.value for row in analysis.rows)
     device = "cpu" if fact_at(record.environment, "device.kind") == "cpu" else "gpu"
     facts = {
         "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
-        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(record, table)),
+        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(analysis)),
         **notes,
         "mlflow.source.name": "perfexp",
         **{name: fact(record.environment, name) for name in _FACTS},
@@ -103,27 +102,26 @@ def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
     return next((str(text) for text in facts if isinstance(text, (str, int, float))), "")
 
 
-def of_run(record: Record, skipped: Mapping[str, str]) -> str:
+def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
     """Describe a run: the report, and the files that were skipped, with the reasons."""
-    page = markdown.markdown(record).removeprefix("# ")  # MLflow's page has the run's name as its title
+    page = markdown.markdown(analysis).removeprefix("# ")  # MLflow's page has the run's name as its title
     files = [f"{path}: {reason}" for path, reason in skipped.items()]
-    return _note(record.plan, page, *_parts(Section("files that were not sent", files)))
+    return _note(analysis.record.plan, page, *_parts(Section("files that were not sent", files)))
 
 
-def of_points(record: Record, table: Sequence[Row]) -> str:
+def of_points(part: Analysis) -> str:
     """Describe some points of a run by their figures; the report is with the run."""
-    figures = overview.points(table, requested_percentiles(record))
-    return _note({}, figures.markdown(), f"A part of the run {escape_markdown(record.name)}.")
+    return _note({}, overview.points(part).markdown(), f"A part of the run {escape_markdown(part.record.name)}.")
 
 
-def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
+def of_sweep(whole: SweepAnalysis) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
-    again = Commands([shlex.join(["python", "-m", "perfexp", *sweep.command])])
+    again = Commands([shlex.join(["python", "-m", "perfexp", *whole.sweep.command])])
     return _note(
-        records[0].plan if records else {},
+        whole.analyses[0].record.plan if whole.analyses else {},
         *_parts(
-            *sections.of_sweep(sweep, records),
-            Section("not measured", sweep_summary.child_failures(sweep, records)),
+            *sections.of_sweep(whole),
+            Section("not measured", sweep_summary.child_failures(whole)),
             Section("to measure it again", again),
         ),
     )

@@ -12,9 +12,9 @@ from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Point, Record
 from perfexp.records.summary import Row
-from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.subject import MODEL_AXES, label, varying
-from perfexp.tables.flat import Quantity
+from perfexp.tables.flat import Charted
 from perfexp.tracking.delivery import Figure, to_ms
 from perfexp.tracking.descriptions import reasons
 from perfexp.tracking.store import NAME_LENGTH, allowed
@@ -31,7 +31,7 @@ def metric_part(text: str) -> str:
     return allowed(text.replace("/", "."))
 
 
-def of(found: Iterable[Quantity], time_ms: Callable[[Quantity], int]) -> tuple[list[Figure], dict[str, str]]:
+def of(found: Iterable[Charted], time_ms: Callable[[Charted], int]) -> tuple[list[Figure], dict[str, str]]:
     """Return the figures that a store takes, and tags: why others are dropped, and which ones are estimated."""
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
@@ -61,7 +61,7 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
     return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
 
 
-def times(record: Record) -> Callable[[Quantity], int]:
+def times(record: Record) -> Callable[[Charted], int]:
     """Return a function with the end of a quantity's epoch or point; that of the record for a point without a start."""
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
@@ -83,7 +83,7 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
     return {one.number: start + round(1e3 * end) for one, end in zip(point.epochs, ends, strict=True)}
 
 
-def best(table: Sequence[Row]) -> Iterator[Quantity]:
+def best(table: Sequence[Row]) -> Iterator[Charted]:
     """Yield the best figures of each phase: the smallest median of each time, and the largest rate."""
     phases = dict.fromkeys(row.key.phase for row in table)
     for phase in phases:
@@ -94,14 +94,14 @@ def best(table: Sequence[Row]) -> Iterator[Quantity]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)
                 median = row.times[kind].median
                 is_estimated = median.low is None
-                yield Quantity("best", f"{prefix}{kind}_p50_ms", median.value * 1e3, row.key, 0, estimated=is_estimated)
+                yield Charted("best", f"{prefix}{kind}_p50_ms", median.value * 1e3, row.key, 0, estimated=is_estimated)
         if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
             rate, row = max(rated, key=lambda one: one[0].value)
             is_estimated = rate.low is None
-            yield Quantity("best", f"{prefix}samples_per_second", rate.value, row.key, 0, estimated=is_estimated)
+            yield Charted("best", f"{prefix}samples_per_second", rate.value, row.key, 0, estimated=is_estimated)
 
 
-def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
+def winner(whole: SweepAnalysis) -> dict[str, str]:
     """Return tags of the fastest runs of a sweep, by the verdicts of its table.
 
     `perfexp.best` names the fastest run, `perfexp.best_ties` the others that are not shown to be slower, and
@@ -109,7 +109,7 @@ def winner(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     Where points or models differ in their winners, they follow in parentheses. A sweep whose runs have no point in
     common has no tags.
     """
-    found = sweep_verdicts.winners(sweep, records)
+    found = sweep_verdicts.winners(whole)
     fields = varying(one.key for one in found)
     places: dict[str, dict[str, list[str]]] = {"best": {}, "best_ties": {}, "best_undecided": {}, "best_by": {}}
     for one in found:

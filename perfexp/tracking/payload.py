@@ -10,18 +10,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from perfexp.comparison import comparison_table
 from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
-from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
+from perfexp.reports import markdown
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.subject import one_line
-from perfexp.summaries.sweep_summary import paired
 from perfexp.tables import flat
-from perfexp.tables.flat import Cell, PointRun, by_size, of_epochs, point_runs, quantities
+from perfexp.tables.flat import Cell, PointRun, by_size, charted, of_epochs, point_runs
 from perfexp.tracking import descriptions, figures, run_names, run_params
 from perfexp.tracking.delivery import DEFAULT_EXPERIMENT, Figure, Payload, Upload, to_ms
 from perfexp.tracking.descriptions import reasons, safe_uid
@@ -41,16 +40,16 @@ _log = logging.getLogger(__name__)
 
 def of_run(record: Record, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
-    table = rows(record)
-    parts = point_runs(record, table)
-    found = quantities(record, parts[0]) if len(parts) == 1 else figures.best(table)
+    analysis = Analysis.of(record)
+    parts = point_runs(analysis)
+    found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
     metrics, notes = figures.of(found, figures.times(record))
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     others = [artifact for artifact in record.artifacts if artifact.path != own.path]
     files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
-    points, first_tags = table_of(flat.overall(record))
+    points, first_tags = table_of(flat.overall(analysis))
     tags = {
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,
@@ -66,10 +65,10 @@ def of_run(record: Record, folder: Path) -> Payload:
         ended=record.ended,
         figures=metrics,
         params=run_params.of_run(record),
-        tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
+        tags=descriptions.point_tags(analysis, notes) | descriptions.tags(tags),
         first_tags=first_tags,
-        datasets=run_params.datasets(record, [row.key for row in table]),
-        note=descriptions.of_run(record, skipped),
+        datasets=run_params.datasets(record, [row.key for row in analysis.rows]),
+        note=descriptions.of_run(analysis, skipped),
         files=[*files, *points],
         parent=_parent(record),
         children=_children(record, parts),
@@ -85,16 +84,17 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = [row for _, record in paired(sweep, records) if record for row in rows(record)]
+    whole = SweepAnalysis.of(sweep, records)
+    table = [row for _, one in whole.runs if one for row in one.rows]
     metrics, notes = figures.of(figures.best(table), lambda _: ended)
-    points, first_tags = table_of(flat.sweep(sweep, records) if records else [])
+    points, first_tags = table_of(flat.sweep(whole) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
         "perfexp.failed": str(len(sweep.children) - num_finished),
         **notes,
         "mlflow.source.name": "perfexp",
-        **(figures.winner(sweep, records) if is_whole else {}),
+        **(figures.winner(whole) if is_whole else {}),
         **(descriptions.sweep_tags(records[0]) if records else {}),
     }
     return Payload(
@@ -108,7 +108,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,
-        note=descriptions.of_sweep(sweep, records),
+        note=descriptions.of_sweep(whole),
         files=[*sendable(files, folder)[0], *points],
     )
 
@@ -146,7 +146,7 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
         figures=metrics,
         params={"margin": str(comparison.margin), "fdr": str(comparison.fdr), "allowed": ", ".join(comparison.allowed)},
         tags=descriptions.tags(tags),
-        note=clean(comparison_table.markdown(comparison), TAG_LENGTH),
+        note=clean(markdown.comparison(comparison), TAG_LENGTH),
         files=sendable(files, folder)[0],
     )
 
@@ -181,21 +181,21 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
-    metrics, notes = figures.of(quantities(record, part), figures.times(record))
-    keys = [row.key for row in part.rows]
+    metrics, notes = figures.of(charted(part), figures.times(record))
+    keys = [row.key for row in part.analysis.rows]
     size = {"perfexp.input_size": keys[0].size_label} if kind == "size" else {}
     identity = {"perfexp.kind": kind, "perfexp.uid": safe_uid(record.uid), "perfexp.phase": safe_uid(part.phase)}
     return Payload(
         name=_name(run_names.of_part(record, keys)),
         identity=identity | {"perfexp.batch_size": str(part.batch_size), **size},
-        status=run_status([row.status for row in part.rows]),
+        status=run_status([row.status for row in part.analysis.rows]),
         started=record.started,
         ended=record.ended,
         figures=metrics,
         params=run_params.of_keys(record, keys),
-        tags=descriptions.point_tags(record, part.rows, notes),
+        tags=descriptions.point_tags(part.analysis, notes),
         datasets=run_params.datasets(record, keys),
-        note=descriptions.of_points(record, part.rows),
+        note=descriptions.of_points(part.analysis),
     )
 
 

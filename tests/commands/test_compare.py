@@ -23,6 +23,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
@@ -406,7 +407,9 @@ def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, caps
     ],
 )
 def test_the_numbers_of_processes_stand_beside_the_confidence(processes, words):
-    found = judging.compare([Side.of("A", "a", [made()]), Side.of("B", "b", [made(seed=1)])], judging.Settings())
+    found = judging.compare(
+        [Side.of("A", "a", [Analysis.of(made())]), Side.of("B", "b", [Analysis.of(made(seed=1))])], judging.Settings()
+    )
     [pair] = [pair for pair in found.pairs if pair.measure == "device"]
     pairs = [msgspec.structs.replace(pair, processes=counts) for counts in processes]
     exact = msgspec.structs.replace(pair, measure="energy", processes=(1, 1))
@@ -487,7 +490,10 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
 
 
 def test_the_plot_of_many_pairs_has_the_first_ones_and_says_so(saved):
-    sides = [Side.of(name, name, [many(seed, scale)]) for seed, (name, scale) in enumerate((("A", 1.0), ("B", 0.8)))]
+    sides = [
+        Side.of(name, name, [Analysis.of(many(seed, scale))])
+        for seed, (name, scale) in enumerate((("A", 1.0), ("B", 0.8)))
+    ]
     found = judging.compare(sides, judging.Settings())
     whole = forest.compose(found, found.sides[1])
     axes = whole.axes[0]

@@ -12,6 +12,7 @@ from perfexp.layers import Key as LayerKey
 from perfexp.layers.table import Line, Spread
 from perfexp.records.record import Metric, Point, Status, SweepMembership, layers_key
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import flat
 
 
@@ -54,7 +55,7 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, 
 def test_the_figures_are_those_of_the_runs_own_table_with_their_units(make_record, leave_run, tmp_path, here):
     record = make_record(sizes=(224, 256), phases=("train", "inference"))
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
-    frame, known = pd.read_parquet(here / "export.parquet"), flat.overall(record)
+    frame, known = pd.read_parquet(here / "export.parquet"), flat.overall(Analysis.of(record))
     for name in ("mean", "std", "min", "max"):
         assert name not in frame
         assert list(frame[f"{name}_ms"]) == [line[name] for line in known]

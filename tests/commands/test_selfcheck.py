@@ -117,7 +117,7 @@ def record_of(make_record, **device):
 
 
 def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record):
-    [spread] = selfcheck_summary.spreads(record_of(make_record, name="AMD EPYC"))
+    [spread] = selfcheck_summary.spreads(rows(record_of(make_record, name="AMD EPYC")))
     assert spread.time == "latency"
     text = selfcheck_summary.sentence([spread])
     assert text == (

@@ -15,6 +15,7 @@ from perfexp.host import crash_report
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports import run_files
+from perfexp.summaries.analysis import Analysis
 from tests.hostile.damaged import damaged
 
 GOOD = (Path(__file__).parent / "record.json", Path(__file__).parents[1] / "golden" / "record-1.json")
@@ -56,7 +57,7 @@ def problems(content, folder, monkeypatch):
     with contextlib.suppress(PerfexpError):
         paths = RunPaths(folder / "written")
         paths.create()
-        run_files.write(Record.load(bad), paths)
+        run_files.write(Analysis.of(Record.load(bad)), paths)
     with contextlib.suppress(PerfexpError):
         list(corpus.find_curves([bad]))
     return found

@@ -29,6 +29,7 @@ from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import by_hand, matching, named, of_plan, of_sheet
 from perfexp.roofline.placement import Basis, Limit, Row
 from perfexp.roofline.sentences import meaning
+from perfexp.summaries.analysis import Analysis
 from perfexp.work import Geometry
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
@@ -497,7 +498,7 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
 
 def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_ceilings(make_record) -> None:
     lines = [layer(f"conv{n}", Pass.forward, 1e-3 / (n + 1), flops=10**9, bytes_min=10**6) for n in range(20)]
-    text = markdown.markdown(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))
+    text = markdown.markdown(Analysis.of(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}})))
     section = text.partition("## Layers and the ceilings of the device: ")[2].partition("\n## ")[0]
     assert "\nthe top 15 of 20 rows; perfexp roofline DIR draws all\n" in section
     assert "| of compute | of memory |" in section
@@ -505,7 +506,7 @@ def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_cei
     assert "conv15" not in section
     assert "Winograd and FFT need fewer FLOPs" in " ".join(section.split())
     unknown = run_of(make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}})
-    assert "ceilings of the device" not in markdown.markdown(unknown)
+    assert "ceilings of the device" not in markdown.markdown(Analysis.of(unknown))
 
 
 @pytest.mark.parametrize("peaks", ["fast", {"fp32": "fast"}, {"fp32": 67e12}])

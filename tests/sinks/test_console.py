@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
 from perfexp.statistics.estimators import Interval
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
 from perfexp.summaries.wording import interval_text, metric_text, metric_title
@@ -37,7 +39,7 @@ def console(out: io.StringIO, **settings: object) -> Console:
 def shown(build: Builder, *points: object, out: io.StringIO | None = None, **settings: object) -> str:
     out = out or io.StringIO()
     settings.setdefault("verbose", not settings.get("quiet"))
-    console(out, **settings).show(build.record(*points), Path("out"))  # type: ignore[arg-type]
+    console(out, **settings).show(Analysis.of(build.record(*points)), Path("out"))  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -82,7 +84,9 @@ def test_a_pipe_has_whole_lines_whatever_columns_a_parent_with_readline_exports(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     out = io.StringIO()
-    Console(out=out, err=io.StringIO()).show(build.record(build.point(0.0624, n=400, noise=0.02)), Path("out"))
+    Console(out=out, err=io.StringIO()).show(
+        Analysis.of(build.record(build.point(0.0624, n=400, noise=0.02))), Path("out")
+    )
     assert max(map(len, out.getvalue().splitlines())) > 60
 
 
@@ -101,7 +105,7 @@ def test_percentiles_of_several_processes_are_explained_beside_their_p50(build: 
     assert "pool the calls" not in shown(build, points[0])
     record, out = build.record(*points), io.StringIO()
     record.plan["percentiles"] = [50]
-    console(out, verbose=True).results(record)
+    console(out, verbose=True).results(Analysis.of(record))
     assert "pool the calls" not in out.getvalue()
 
 
@@ -129,7 +133,7 @@ def test_fp32_without_tf32_is_marked_on_a_gpu(build: Builder) -> None:
     record.plan["precision"] = {"name": "fp32", "tf32": False}
     flags = {"matmul_allow_tf32": False, "cudnn_allow_tf32": False}
     record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}, "session": flags}
-    console(out).results(record)
+    console(out).results(Analysis.of(record))
     assert "· fp32 (no TF32) ·" in out.getvalue().splitlines()[0]
 
 
@@ -146,10 +150,10 @@ def test_the_default_precision_says_what_torchs_flags_are(build: Builder, produc
     record.plan["precision"] = {"name": "torch", "tf32": None}
     flags = {"matmul_allow_tf32": products, "cudnn_allow_tf32": convolutions}
     record.environment = {"device": {"kind": "cuda", "name": "NVIDIA H100"}, "session": flags}
-    console(out).results(record)
+    console(out).results(Analysis.of(record))
     assert f"· {words} ·" in out.getvalue().splitlines()[0]
     record.environment["device"]["compute_capability"] = "7.5"
-    console(out).results(record)
+    console(out).results(Analysis.of(record))
     assert "· float32 ·" in out.getvalue()
 
 
@@ -160,7 +164,7 @@ def idle(share: float, cause: str = "launches") -> Diagnostic:
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
     of_run, of_point = (Diagnostic(code="drift", message=f"moved by {share} %", help="wait") for share in (19, 5))
     record = build.record(build.point(doubts=[of_point]), doubts=[of_run])
-    assert [raised.lines[0] for raised in raised_diagnostics(record, rows(record))] == [
+    assert [raised.lines[0] for raised in raised_diagnostics(Analysis.of(record))] == [
         "warning: moved by 19 % (drift)",
         "warning: 224 · batch 1: moved by 5 % (drift)",
     ]
@@ -170,7 +174,10 @@ def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: B
     first = build.first_prediction()
     first.doubts.append(Diagnostic(code="busy_host", message="load"))
     record = build.record(build.training(), build.point(), build.point(batch=8), first)
-    codes = [[raised.worst.code for raised in raised_diagnostics(record, [row])] for row in rows(record)]
+    codes = [
+        [raised.worst.code for raised in raised_diagnostics(replace(Analysis.of(record), rows=(row,)))]
+        for row in rows(record)
+    ]
     assert ["busy_host" in each for each in codes] == [False, True, False]
 
 
@@ -240,7 +247,7 @@ def test_figures_of_one_doubt_are_not_those_of_the_others(build: Builder) -> Non
     doubts = [Diagnostic(code="odd", message=text, help="look") for text in ("3 of 4 blocks", "5 spikes", "2 gaps")]
     points = [build.point(size=224 + 32 * number, doubts=[doubt]) for number, doubt in enumerate(doubts)]
     record = build.record(*points)
-    [raised] = raised_diagnostics(record, rows(record))
+    [raised] = raised_diagnostics(Analysis.of(record))
     assert raised.lines[0] == "warning: 224, and 2 more measurements with other details: 3 of 4 blocks (odd)"
 
 
@@ -252,7 +259,7 @@ def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(b
         busy = make("busy_host", load=effective + 0.3, cores=64)
         points.append(build.point(size=size, doubts=[few, busy]))
     record = build.record(*points)
-    lines = [raised.lines[0] for raised in raised_diagnostics(record, rows(record))]
+    lines = [raised.lines[0] for raised in raised_diagnostics(Analysis.of(record))]
     assert lines == [
         "warning: 256, the worst of 2 measurements: other processes used 10.3 of 64 CPU cores during the measurement "
         "(8.3 to 10.3 over all) (busy_host)",
@@ -273,7 +280,9 @@ def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: Sweep
     points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
     record = msgspec.structs.replace(build.record(*points), sweep=sweep)
     note = f"  ± 95 % interval over 1 of 2 processes, ≈ no interval (perfexp help ±); {again} continues"
-    assert " ".join(note.split()) in " ".join(" ".join(lines_of(lambda console: console.results(record))).split())
+    assert " ".join(note.split()) in " ".join(
+        " ".join(lines_of(lambda console: console.results(Analysis.of(record)))).split()
+    )
 
 
 def test_an_interrupted_run_shows_what_any_process_has_finished(build: Builder) -> None:
@@ -315,7 +324,7 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
     assert "accuracy: the labels are random" in text
 
 
-def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -> None:
+def test_memory_is_of_the_timed_calls_and_that_of_the_first_ones_is_among_the_other_metrics(build: Builder) -> None:
     def point(size: int, first: float) -> Point:
         made = build.point(size=size)
         [peak] = [metric.value for metric in made.metrics if metric.name == "memory/peak_bytes"]
@@ -323,11 +332,9 @@ def test_first_calls_with_more_memory_are_told_below_the_table(build: Builder) -
         made.metrics.append(Metric(name="memory/warmup_peak_bytes", value=first * peak, unit="bytes"))
         return made
 
-    words = "memory is of the timed calls; the first calls, which choose kernels, took"
-    assert words not in shown(build, point(224, 1.0), point(256, 1.01))
-    assert f"{words} 4.01 GiB instead of 513 MiB" in shown(build, point(224, 8.0))
-    assert f"{words} up to 1.50 GiB instead of 513 MiB" in shown(build, point(224, 1.0), point(256, 3.0))
-    assert "memory/warmup_peak" in shown(build, point(224, 1.0), verbose=True)
+    text = shown(build, point(224, 8.0))
+    assert "memory 513 MiB" in " ".join(shown(build, point(224, 8.0), verbose=False).split())
+    assert "memory/warmup_peak: 4.01 GiB" in text
 
 
 @pytest.mark.parametrize(
@@ -386,7 +393,7 @@ def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: B
     assert of_the_sheet not in shown(build, build.point(metrics=[rate]))
 
 
-def test_energies_name_the_pace_of_the_loop_that_they_are_of(build: Builder) -> None:
+def test_energies_name_the_loop_that_they_are_of_and_its_time_is_beside_them(build: Builder) -> None:
     loop = [
         Metric(name="energy/per_call_joules", value=0.7654, unit="joules"),
         Metric(name="energy/call_seconds", value=4.65e-3, unit="seconds"),
@@ -396,10 +403,13 @@ def test_energies_name_the_pace_of_the_loop_that_they_are_of(build: Builder) -> 
         Metric(name="energy/queued_call_seconds", value=1.344e-3, unit="seconds"),
     ]
     note = "energies are of a loop of calls back to back"
-    assert f"  {note}, 4.65 ms per call\n" in shown(build, build.point(metrics=loop))
+    text = shown(build, build.point(metrics=loop))
+    assert f"  {note}\n" in text
+    assert "energy/time of a call: 4.65 ms" in text
     busy = "; queued: of CUDA graphs that keep the device busy"
     text = shown(build, build.point(metrics=[*loop, *queued]))
-    assert f"{note}, 4.65 ms per call{busy}, 1.34 ms per call" in " ".join(text.split())
+    assert f"{note}{busy}" in " ".join(text.split())
+    assert "energy/time of a queued call as a CUDA graph: 1.34 ms" in text
     several = [build.point(size=size, metrics=[*loop, *queued]) for size in (224, 256)]
     assert f"  {note}{busy}\n" in shown(build, *several)
     assert note not in shown(build, build.point(metrics=[Metric(name="mfu", value=0.045, unit="1")]))
@@ -430,7 +440,7 @@ def test_the_reason_for_a_missing_figure_is_printed_once(build: Builder) -> None
 
 def test_a_link_longer_than_the_terminal_stays_whole(build: Builder) -> None:
     out, link = Terminal(), "http://127.0.0.1:5000/#/experiments/1?" + "x" * 100
-    console(out, width=80).show(build.record(build.point()), Path("out"), tracking=link)
+    console(out, width=80).show(Analysis.of(build.record(build.point())), Path("out"), tracking=link)
     assert link in out.getvalue()
 
 
@@ -523,7 +533,7 @@ def test_a_rate_of_work_has_no_more_digits_than_its_time(build: Builder) -> None
 
 def test_an_estimated_basis_is_marked_in_the_table_of_points_too(build: Builder) -> None:
     metrics = [Metric(name="mfu", value=0.62, unit="1"), Metric(name="work/flops", value=1e9, unit="1")]
-    [line] = flat.overall(build.record(build.point(n=5, metrics=metrics)))
+    [line] = flat.overall(Analysis.of(build.record(build.point(n=5, metrics=metrics))))
     assert line["estimated"] == "mfu"
 
 
@@ -560,7 +570,7 @@ def test_quiet_prints_results_warnings_failures_and_where_the_files_are(build: B
         progress.point("224")
         progress.done("ok", "1 ms")
     point = build.point(0.0624, doubts=[Diagnostic(code="busy_host", message="load")])
-    quiet.show(build.record(point, build.failed(size=512)), Path("out"))
+    quiet.show(Analysis.of(build.record(point, build.failed(size=512))), Path("out"))
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"224: latency 62\.\d+ ms ± 0\.\d %", lines[0])
     assert lines[1:] == [
@@ -680,7 +690,7 @@ def test_a_sweep_has_a_line_for_each_run_and_the_reasons_of_failures(build: Buil
     axes = [{"algorithm": name} for name in ("gemm", "fft", "direct")]
     sweep, records = build.sweep(axes, [[build.point()], [build.failed()], None])
     out = io.StringIO()
-    console(out).show_sweep(sweep, Path("out"), records)
+    console(out).show_sweep(SweepAnalysis.of(sweep, records), Path("out"))
     lines = out.getvalue().splitlines()
     assert lines[0] == "sweep over resnet50 sweep: 3 of 3 runs ended, 1 oom, 1 failed"
     assert re.search(r"0 +gemm +62\.\d+ ms ± 0\.\d %", lines[3])
@@ -698,7 +708,7 @@ def test_errors_go_to_stderr_without_markup_or_control_characters() -> None:
 def test_a_stream_that_can_not_encode_a_character_gets_a_question_mark(build: Builder) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    Console(out=stream, err=io.StringIO()).show(build.record(build.point()), Path("out"))
+    Console(out=stream, err=io.StringIO()).show(Analysis.of(build.record(build.point())), Path("out"))
     stream.flush()
     assert b"ms ? 0." in raw.getvalue()
 
@@ -737,9 +747,9 @@ def test_few_sizes_or_estimates_do_not_show_how_the_time_grows(build: Builder) -
         for point in points if n < 20 else ():
             point.series[0].stop = Stop(reason="max_seconds", target=0.001, achieved=0.002)
         record = build.record(*points)
-        plot = record_plots.plot(record)
+        plot = record_plots.plot(Analysis.of(record))
         assert isinstance(plot, Chart)
-        [line] = scaling_lines(rows(record))
+        [line] = scaling_lines(Analysis.of(record))
         assert bool(plot.panels[0].curves) is ("≈" in line)
         return line
 
@@ -842,5 +852,5 @@ def test_errors_are_printed_before_the_first_warning_and_notes_on_request(build:
 
 def test_the_folder_and_the_link_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
-    console(out).show(build.record(build.point()), tmp_path, tracking="perfexp ui")
+    console(out).show(Analysis.of(build.record(build.point())), tmp_path, tracking="perfexp ui")
     assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v", "perfexp ui"]

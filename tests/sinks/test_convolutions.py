@@ -7,6 +7,7 @@ from perfexp.records.record import Metric
 from perfexp.records.summary import rows
 from perfexp.reports import markdown, run_files
 from perfexp.summaries import sweep_summary, wording
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import convolutions
 from perfexp.tables.csv_tables import to_csv
 
@@ -53,7 +54,7 @@ TIMES = {"default": 2e-3, "benchmark": 1.9e-3, "cudnn.gemm": 1e-3}
 
 def test_there_is_a_line_for_each_layer_and_pass(record):
     layers = layer("conv1", "cudnn.gemm", seconds=TIMES), layer("conv2", "default", "fallback")
-    first, second = convolutions.lines(record((8, *layers)))
+    first, second = convolutions.lines(Analysis.of(record((8, *layers))))
     assert (first["layer"], first["selected"], first["selected_ms"], first["benchmark_ms"]) == (
         "conv1",
         "cudnn.gemm",
@@ -72,12 +73,12 @@ def test_there_is_a_line_for_each_layer_and_pass(record):
 def test_lines_of_several_processes_name_their_process(build):
     facts = {"algorithm": {"name": "fastest", "layers": [layer("conv1", "default")]}}
     points = [build.point(replicate=replicate, facts=facts) for replicate in range(2)]
-    made = convolutions.lines(build.record(*points))
+    made = convolutions.lines(Analysis.of(build.record(*points)))
     assert [(line["layer"], line["replicate"]) for line in made] == [("conv1", 0), ("conv1", 1)]
 
 
 def test_a_record_without_an_algorithm_has_no_lines(build):
-    assert convolutions.lines(build.record(build.point())) == []
+    assert convolutions.lines(Analysis.of(build.record(build.point()))) == []
     assert convolutions.sentences(build.record(build.point())) == []
 
 
@@ -101,7 +102,7 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
         Metric(name=f"algorithm/{name}_share", value=value, unit="1")
         for name, value in (("flops", 1), ("proven", 0.25))
     ]
-    text = " ".join(markdown.markdown(chosen).replace("\\", "").split())
+    text = " ".join(markdown.markdown(Analysis.of(chosen)).replace("\\", "").split())
     assert "100 %, 25 % not observed, 75 % not verified" in text
     assert "coverage of the FLOPs: 0 … 75 % by cudnn.gemm" in text
 
@@ -149,7 +150,7 @@ def raced(selected, half_width=0.01, **more):
 
 def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
     one, other = raced("cudnn.gemm"), raced("default", not_cached="throttled")
-    [line, _] = convolutions.lines(record((8, one, other)))
+    [line, _] = convolutions.lines(Analysis.of(record((8, one, other))))
     assert [line[name] for name in ("launching", "selected_speedup", "selected_speedup_high")] == ["captured", 1, 1.01]
     assert [line[f"selected{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([1, 0.99, 1.01])
     assert [line[f"benchmark_eager{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([3.8, 3.762, 3.838])
@@ -173,10 +174,10 @@ def test_float32_without_tf32_is_not_what_a_user_of_torch_has(record, kind, tf32
 
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
     chosen = record((8, layer("conv1", "cudnn.gemm", seconds=TIMES)))
-    artifacts = {each.path for each in run_files.write(chosen, RunPaths(tmp_path))}
+    artifacts = {each.path for each in run_files.write(Analysis.of(chosen), RunPaths(tmp_path))}
     [table] = [name for name in artifacts if name.endswith("_convolutions.csv")]
     assert "conv1" in (tmp_path / table).read_text()
-    assert "## Convolutions" in markdown.markdown(chosen)
+    assert "## Convolutions" in markdown.markdown(Analysis.of(chosen))
 
 
 def test_times_of_an_earlier_process_are_told_with_their_date(record):

@@ -17,6 +17,7 @@ from perfexp.plots import canvas, layer_plot, pages
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import csv_tables, layer_groups, layer_tables
 from perfexp.work import Geometry
 
@@ -59,7 +60,7 @@ def record(build: Builder) -> Record:
 
 
 def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> None:
-    first, second, third, *_ = found = layer_tables.lines(record)
+    first, second, third, *_ = found = layer_tables.lines(Analysis.of(record))
     header = csv_tables.to_csv(found).decode().splitlines()[0].split(",")
     assert header[:6] == ["layer", "in_channels", "out_channels", "kernel_size", "mean_ms", "percentage"]
     assert {"input_size", "kind", "pass", "gap_ms", "flops", "kernels", "computed_by"} <= set(header)
@@ -88,8 +89,8 @@ def test_the_rows_that_take_most_are_told(record: Record, build: Builder) -> Non
     assert cells["time"] == ["1.98 ms", "1.48 ms", "494 µs"], "shares of 3.95 ms, the call without profiling"
     assert cells["layer"] == ["conv1", "conv1", "optimizer"], "as in the table"
     del record.points[0].facts["algorithm"]
-    assert title in markdown(record)
-    assert "| conv1" in markdown(record)
+    assert title in markdown(Analysis.of(record))
+    assert "| conv1" in markdown(Analysis.of(record))
 
 
 @pytest.mark.parametrize(("disagreeing", "chosen"), [((), 512), ((512,), 256), ((512, 256, 128), 512)])
@@ -111,7 +112,7 @@ def test_the_largest_point_whose_layers_agree_is_told(
 
 def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None:
     record = build.record(build.point())
-    assert layer_tables.lines(record) == []
+    assert layer_tables.lines(Analysis.of(record)) == []
     assert layer_tables.table(record) is None
     assert layer_plot.draw(record) is None
 
@@ -142,7 +143,8 @@ def test_layers_that_disagree_with_the_call_are_shares_without_times(record: Rec
     titles = re.findall(r"<title>(.*?)</title>", canvas.save(figure, "svg").decode())
     assert titles
     assert not any(re.search(r"\d [mµ]?s\b", title) for title in titles)
-    point.doubts[-1] = Diagnostic(code="layers_disagree", message=message, help="ignore the layers: other work")
+    others = [metric for metric in point.metrics if metric.name != "layers/closure"]
+    point.metrics = [*others, Metric(name="layers/closure", value=0.4, unit="1")]
     assert layer_plot.caption(record, point).title.endswith("not usable: the layers are far from the call")
     assert layer_tables.table(record)[0].endswith("not usable: the layers are far from the call")
 
@@ -228,7 +230,7 @@ def test_numbers_of_any_length_in_a_path_are_no_error() -> None:
 
 def test_the_page_of_a_run_has_its_times_and_layers_with_their_names_as_tooltips(build: Builder) -> None:
     record = build.record(build.point(), blocks(build))
-    page = pages.of_run(record, [("headline", ["line"])]).decode()
+    page = pages.of_run(Analysis.of(record), [("headline", ["line"])]).decode()
     assert page.count("<svg") == 2
     assert "<title>stage.0-2.conv ×3, forward, Conv2d, 3.00 ms · 42.9 %</title>" in page
-    assert page == pages.of_run(record, [("headline", ["line"])]).decode()
+    assert page == pages.of_run(Analysis.of(record), [("headline", ["line"])]).decode()

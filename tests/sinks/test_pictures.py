@@ -19,6 +19,7 @@ from perfexp.records.record import Metric, Point, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.grid import Column, Grid
 
 
@@ -34,13 +35,13 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def test_nothing_is_drawn_where_nothing_was_timed(build: Builder) -> None:
-    assert record_plots.plot(build.record(build.failed())) is None
-    assert record_plots.plot(build.record(build.first_prediction())) is None
-    assert sweep_plots.plot(Sweep(uid="s", name="s", started=""), []) is None
+    assert record_plots.plot(Analysis.of(build.record(build.failed()))) is None
+    assert record_plots.plot(Analysis.of(build.record(build.first_prediction()))) is None
+    assert sweep_plots.plot(SweepAnalysis.of(Sweep(uid="s", name="s", started=""), [])) is None
 
 
 def test_one_point_shows_its_samples(build: Builder) -> None:
-    plot = record_plots.plot(build.record(build.point(), build.first_prediction()))
+    plot = record_plots.plot(Analysis.of(build.record(build.point(), build.first_prediction())))
     assert isinstance(plot, Strips)
     [(name, [taken])] = plot.points
     assert (name, taken.name, len(taken.series.measured)) == ("", "latency", 80)
@@ -48,13 +49,13 @@ def test_one_point_shows_its_samples(build: Builder) -> None:
 
 
 def test_one_point_shows_all_of_its_times_the_representative_one_first(build: Builder) -> None:
-    plot = record_plots.plot(build.record(build.point(kinds=("latency", "throughput", "device"))))
+    plot = record_plots.plot(Analysis.of(build.record(build.point(kinds=("latency", "throughput", "device")))))
     assert isinstance(plot, Strips)
     assert [taken.name for taken in plot.points[0][1]] == ["device", "latency", "pipelined"]
 
 
 def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
-    plot = record_plots.plot(build.sizes())
+    plot = record_plots.plot(Analysis.of(build.sizes()))
     assert isinstance(plot, Chart)
     assert plot.axis == "input size (pixels a side)"
     assert [panel.title for panel in plot.panels] == ["latency per call", "throughput", "peak memory"]
@@ -62,13 +63,13 @@ def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
 
 
 def test_sizes_that_are_not_square_lie_at_their_pixels(build: Builder) -> None:
-    plot = record_plots.plot(build.record(build.point(size=(256, 512)), build.point(size=256)))
+    plot = record_plots.plot(Analysis.of(build.record(build.point(size=(256, 512)), build.point(size=256))))
     assert isinstance(plot, Chart)
     assert plot.ticks == {256 * 512: "256x512", 256 * 256: "256"}
 
 
 def test_batch_sizes_bring_the_throughput(build: Builder) -> None:
-    plot = record_plots.plot(build.batches())
+    plot = record_plots.plot(Analysis.of(build.batches()))
     assert isinstance(plot, Chart)
     assert [panel.title for panel in plot.panels] == ["latency per call", "throughput", "peak memory"]
     assert plot.is_doubling
@@ -85,7 +86,7 @@ def test_each_batch_size_has_its_line_over_sizes_and_each_phase_its_panel(build:
         for batch in (1, 4)
         for phase in ("train", "inference")
     ]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     times = {panel.title: panel for panel in plot.panels if panel.unit == "seconds"}
     assert list(times) == ["train: latency per call", "inference: latency per call"]
@@ -95,7 +96,7 @@ def test_each_batch_size_has_its_line_over_sizes_and_each_phase_its_panel(build:
 
 def test_the_latency_is_the_lighter_line_behind_the_time_of_the_device(build: Builder) -> None:
     points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     assert plot.panels[0].title == "device per call"
     assert [(line.label, line.is_light, line.color) for line in plot.panels[0].lines] == [
@@ -108,7 +109,7 @@ def test_an_odd_size_is_ringed_with_its_size_and_by_how_much(build: Builder) -> 
     points = [
         build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
     ]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     assert plot.panels[0].lines[0].odd == {352.0: "352: +50 % against the fit"}
     assert not any(panel.lines[0].odd for panel in plot.panels[1:])
@@ -126,7 +127,9 @@ def test_lines_of_several_runs_are_judged_each_by_itself(build: Builder) -> None
 
 def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builder) -> None:
     seconds = {4: 4 / 50, 8: 8 / 60, 16: 16 / 70, 32: 32 / 105}
-    plot = record_plots.plot(build.record(*(build.point(time, batch=batch) for batch, time in seconds.items())))
+    plot = record_plots.plot(
+        Analysis.of(build.record(*(build.point(time, batch=batch) for batch, time in seconds.items())))
+    )
     assert isinstance(plot, Chart)
     assert plot.panels[1].marks == {32.0: "still rising at batch 32, the largest"}
 
@@ -144,7 +147,7 @@ def test_a_rate_that_rises_up_to_the_largest_batch_has_no_knee(
     build: Builder, rates: tuple[int, ...], marks: dict[int, str]
 ) -> None:
     points = [build.point(batch / rate, batch=batch) for batch, rate in zip((4, 8, 16, 32), rates, strict=True)]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     assert plot.panels[1].marks == marks
     assert size_of(drawing.draw(plot))[0] == 1200
@@ -154,7 +157,7 @@ def test_a_rate_that_rises_up_to_the_largest_batch_has_no_knee(
 def test_rates_with_wide_intervals_have_no_knee(build: Builder, noise: float, is_marked: bool) -> None:
     rates = {4: 50, 8: 80, 16: 100, 32: 120}
     points = [build.point(batch / rate, batch=batch, noise=noise) for batch, rate in rates.items()]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     assert bool(plot.panels[1].marks) is is_marked
 
@@ -180,12 +183,12 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
     record = build.record(*points)
     is_rough = [row.time is None or row.time.median.low is None for row in rows(record)]
     assert is_rough == [count < 80 for count in n]
-    plot = record_plots.plot(record)
+    plot = record_plots.plot(Analysis.of(record))
     assert isinstance(plot, Chart)
     reasons = tuple(meaning if each else "" for each in is_rough)
     assert [panel.lines[0].rough for panel in plot.panels[:2]] == [reasons] * 2, "time and rate"
     runs = [[points[0]], [rough(build, n[1])]]
-    bars = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs]))
+    bars = sweep_plots.plot(SweepAnalysis.of(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*runs])))
     assert isinstance(bars, Bars)
     known = bars.facets[0].groups[""]
     assert sorted(bar.is_hollow for bar in known) == sorted(is_rough)
@@ -198,7 +201,7 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
 
 @pytest.mark.parametrize(("n", "text"), [(3, "62"), (80, "62")])
 def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(build: Builder, n: int, text: str) -> None:
-    plot = record_plots.plot(build.record(rough(build, n)))
+    plot = record_plots.plot(Analysis.of(build.record(rough(build, n))))
     assert isinstance(plot, Strips)
     [(_, taken)] = plot.points
     assert taken[0].text.startswith(text)
@@ -211,7 +214,7 @@ def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(build: Build
 def test_the_line_through_samples_of_several_processes_is_the_mean_of_their_medians(build: Builder) -> None:
     points = [build.point(0.06 * (1 + replicate), replicate=replicate, n=80) for replicate in range(2)]
     for several, center in ((points[:1], "median"), (points, "mean of the processes' medians")):
-        plot = record_plots.plot(build.record(*several))
+        plot = record_plots.plot(Analysis.of(build.record(*several)))
         assert isinstance(plot, Strips)
         over_all, over_time = drawing.compose(plot).axes
         assert f"black: {center}, shaded" in over_all.get_xlabel()
@@ -222,7 +225,7 @@ def test_the_line_through_samples_of_several_processes_is_the_mean_of_their_medi
 def test_a_long_warm_up_leaves_the_axis_to_the_samples_after_it(build: Builder) -> None:
     point = build.point(0.1, n=10)
     point.series[0].samples[:10] = [1.0] * 10
-    plot = record_plots.plot(build.record(point))
+    plot = record_plots.plot(Analysis.of(build.record(point)))
     assert isinstance(plot, Strips)
     figure = drawing.compose(plot)
     start, end = figure.axes[1].get_xlim()
@@ -233,7 +236,7 @@ def test_a_long_warm_up_leaves_the_axis_to_the_samples_after_it(build: Builder) 
 def test_samples_beyond_the_axis_are_marked_as_such(build: Builder) -> None:
     point = build.point(0.1)
     point.series[0].samples[40] = 1.0
-    plot = record_plots.plot(build.record(point))
+    plot = record_plots.plot(Analysis.of(build.record(point)))
     assert isinstance(plot, Strips)
     figure = drawing.compose(plot)
     assert "beyond the axis" in legend_of(figure)
@@ -242,7 +245,7 @@ def test_samples_beyond_the_axis_are_marked_as_such(build: Builder) -> None:
 
 def test_no_legend_covers_data(build: Builder) -> None:
     points = [build.point(size=size, kinds=("device", "latency")) for size in range(224, 513, 32)]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     figure = drawing.compose(plot)
     figure.draw_without_rendering()
@@ -255,7 +258,7 @@ def test_lines_have_the_same_look_in_all_panels(build: Builder) -> None:
     points = [
         build.point(size=size, batch=batch, kinds=("device", "latency")) for size in (224, 256) for batch in (1, 2)
     ]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     looks = [
         {(line.get_color(), line.get_marker()) for line in axes.get_lines() if line.get_marker() in "os^Dv"}
@@ -266,7 +269,7 @@ def test_lines_have_the_same_look_in_all_panels(build: Builder) -> None:
 
 def test_words_lie_inside_the_figure(build: Builder) -> None:
     for record in (build.batches(failing=True), build.sizes(failing=True)):
-        plot = record_plots.plot(record)
+        plot = record_plots.plot(Analysis.of(record))
         assert plot is not None
         figure = drawing.compose(plot)
         figure.draw_without_rendering()
@@ -280,8 +283,8 @@ def test_words_lie_inside_the_figure(build: Builder) -> None:
 def test_an_svg_has_tooltips_whose_words_are_escaped_and_cannot_break_it(build: Builder) -> None:
     name = "</title><script>alert(1)</script>\x1b\n\"' onload='"
     axes = [{"algorithm": name}, {"algorithm": "fft"}]
-    bars = sweep_plots.plot(*build.sweep(axes, [[build.point(0.1)], [build.point(0.2)]]))
-    chart = record_plots.plot(build.sizes())
+    bars = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [[build.point(0.1)], [build.point(0.2)]])))
+    chart = record_plots.plot(Analysis.of(build.sizes()))
     assert bars is not None and chart is not None
     for plot, count in ((bars, 2), (chart, 3 * 10)):
         svg = canvas.save(drawing.compose(plot), "svg").decode()
@@ -296,7 +299,7 @@ def test_an_svg_has_tooltips_whose_words_are_escaped_and_cannot_break_it(build: 
 
 def test_many_samples_are_an_image_in_an_svg_and_few_are_shapes(build: Builder) -> None:
     for n, has_images in ((80, False), (5000, True)):
-        plot = record_plots.plot(build.record(build.point(n=n)))
+        plot = record_plots.plot(Analysis.of(build.record(build.point(n=n))))
         assert plot is not None
         svg = canvas.save(drawing.compose(plot), "svg").decode()
         assert ("<image" in svg) is has_images
@@ -304,7 +307,7 @@ def test_many_samples_are_an_image_in_an_svg_and_few_are_shapes(build: Builder) 
 
 
 def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
-    plot = record_plots.plot(build.sizes(failing=True))
+    plot = record_plots.plot(Analysis.of(build.sizes(failing=True)))
     assert isinstance(plot, Chart)
     assert plot.gaps == {480: "oom", 512: "unsupported"}
 
@@ -312,13 +315,13 @@ def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
 def test_the_words_of_strips_name_whom_their_intervals_hold_for(build: Builder) -> None:
     processes = [build.point(replicate=replicate) for replicate in range(3)]
     for points, scope in ((processes[:1], "1 process"), (processes, "3 processes")):
-        plot = record_plots.plot(build.record(*points))
+        plot = record_plots.plot(Analysis.of(build.record(*points)))
         assert isinstance(plot, Strips)
         assert f"after the warm-up; 95 % intervals of {scope}, on " in plot.caption.subtitle
 
 
 def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build: Builder) -> None:
-    plot = record_plots.plot(build.sizes())
+    plot = record_plots.plot(Analysis.of(build.sizes()))
     assert plot is not None
     assert plot.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2 · batch 1"
     words = "latency per call: medians with their 95 % interval of 1 process, on Example CPU @ 2.00GHz"
@@ -330,7 +333,7 @@ def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build
     axes = [{"algorithm": name, "batch_size": str(batch)} for name in ("gemm", "fft") for batch in (1, 8)]
     points = [[build.point(batch=int(each["batch_size"]))] for each in axes]
     points[3] = [build.failed(batch=8)]
-    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [*points])))
     assert isinstance(plot, Chart)
     assert {line.label: line.x for line in plot.panels[0].lines} == {"gemm": (1.0, 8.0), "fft": (1.0,)}
     assert plot.gaps == {8: "fft: oom"}
@@ -339,7 +342,7 @@ def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build
 def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder) -> None:
     axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}, {"execution.threads": "4"}]
     points = [[build.point(0.1)], [build.failed()], [build.point(0.05)]]
-    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [*points])))
     assert isinstance(plot, Bars)
     [facet] = plot.facets
     [(_, bars)] = facet.groups.items()
@@ -352,7 +355,7 @@ def test_bars_of_several_models_are_groups_and_phases_have_axes_of_their_own(bui
     seconds = {("a", "gemm"): 0.3, ("a", "fft"): 0.2, ("b", "gemm"): 0.1, ("b", "fft"): 0.15}
     axes = [{"model": model, "algorithm": algorithm} for model, algorithm in seconds]
     points = [[build.point(value), build.point(3 * value, phase="train")] for value in seconds.values()]
-    plot = sweep_plots.plot(*build.sweep(axes, [*points]))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [*points])))
     assert isinstance(plot, Bars)
     assert [facet.title for facet in plot.facets] == ["inference: latency per call", "train: latency per call"]
     groups = {name: [bar.label for bar in bars] for name, bars in plot.facets[1].groups.items()}
@@ -368,7 +371,7 @@ def test_devices_that_share_a_batch_each_are_a_curve_of_their_rate(build: Builde
         for each, axis in zip(seconds, axes, strict=True)
     ]
     points[4] = [build.failed()]
-    plot = sweep_plots.plot(*build.sweep(axes, points))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, points)))
     assert isinstance(plot, Chart)
     [panel] = plot.panels
     assert [(line.label, line.x) for line in panel.lines] == [("a", (1, 2, 4)), ("b", (1, 4))]
@@ -383,7 +386,7 @@ def test_a_number_of_devices_may_come_twice_and_values_that_are_no_number_are_le
     counts = ("1", "2", "2", "all")
     axes = [{"gpu.count": count, "mode": "train"} for count in counts]
     points = [[build.point(0.1, facts={"world_size": int(count)})] if count.isdecimal() else None for count in counts]
-    plot = sweep_plots.plot(*build.sweep(axes, points))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, points)))
     assert isinstance(plot, Chart)
     assert [(line.label, line.x) for line in plot.panels[0].lines] == [("train", (1, 2, 2))]
     assert not plot.gaps
@@ -394,7 +397,7 @@ def test_estimated_energies_are_hollow_and_named_so(build: Builder) -> None:
     for point in points:
         metric = Metric(name="energy/per_call_joules", value=1.0, unit="joules", low=0.9, high=1.1, estimated=True)
         point.metrics.append(metric)
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     assert "≈ estimated" in legend_of(drawing.compose(plot))
 
@@ -402,7 +405,7 @@ def test_estimated_energies_are_hollow_and_named_so(build: Builder) -> None:
 def test_a_sweep_never_mixes_two_kinds_of_time(build: Builder) -> None:
     axes = [{"execution": "eager"}, {"execution": "compile"}]
     both, one = build.point(0.02, kinds=("device", "latency")), build.point(0.1)
-    plot = sweep_plots.plot(*build.sweep(axes, [[both], [one]]))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [[both], [one]])))
     assert isinstance(plot, Bars)
     bars = plot.facets[0].groups[""]
     assert [bar.label for bar in bars] == ["eager", "compile"]
@@ -412,7 +415,9 @@ def test_a_sweep_never_mixes_two_kinds_of_time(build: Builder) -> None:
 
 def test_a_caller_s_time_stands_behind_the_device_s(build: Builder) -> None:
     points = [build.point(seconds, kinds=("device", "latency")) for seconds in (0.02, 0.03)]
-    plot = sweep_plots.plot(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [[one] for one in points]))
+    plot = sweep_plots.plot(
+        SweepAnalysis.of(*build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [[one] for one in points]))
+    )
     assert isinstance(plot, Bars)
     bars = plot.facets[0].groups[""]
     assert [bar.behind.value for bar in bars if bar.behind] == pytest.approx([0.04, 0.06], rel=0.01)
@@ -422,7 +427,7 @@ def test_a_caller_s_time_stands_behind_the_device_s(build: Builder) -> None:
 
 def test_intervals_of_latencies_are_drawn_and_do_not_set_the_scale(build: Builder) -> None:
     points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     device, wide = plot.panels[0].lines[1], plot.panels[0].lines[0]
     wide = replace(wide, y=tuple(replace(one, low=one.value / 2, high=one.value * 20) for one in wide.y))
@@ -437,11 +442,14 @@ def test_intervals_of_latencies_are_drawn_and_do_not_set_the_scale(build: Builde
 def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder) -> None:
     titles = [
         made.caption.title
-        for made in (record_plots.plot(build.record(build.point(batch=4))), record_plots.plot(build.sizes()))
+        for made in (
+            record_plots.plot(Analysis.of(build.record(build.point(batch=4)))),
+            record_plots.plot(Analysis.of(build.sizes())),
+        )
         if made
     ]
     assert [title.rpartition("threads=2 · ")[2] for title in titles] == ["224 · batch 4", "batch 1"]
-    swept = sweep_plots.plot(*build.sweep([{"model": "a"}], [[build.point(batch=4)]]))
+    swept = sweep_plots.plot(SweepAnalysis.of(*build.sweep([{"model": "a"}], [[build.point(batch=4)]])))
     assert swept is not None
     assert swept.caption.title == "resnet50 sweep · inference · 224 · batch 4 · fp32 · 1 run"
 
@@ -462,10 +470,10 @@ def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
 ) -> None:
     axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}]
     made = {
-        "single": lambda: record_plots.plot(build.record(build.point())),
-        "sizes": lambda: record_plots.plot(build.sizes(failing=True)),
-        "batches": lambda: record_plots.plot(build.batches(failing=True)),
-        "bars": lambda: sweep_plots.plot(*build.sweep(axes, [[build.point(n=3)], [build.failed()]])),
+        "single": lambda: record_plots.plot(Analysis.of(build.record(build.point()))),
+        "sizes": lambda: record_plots.plot(Analysis.of(build.sizes(failing=True))),
+        "batches": lambda: record_plots.plot(Analysis.of(build.batches(failing=True))),
+        "bars": lambda: sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [[build.point(n=3)], [build.failed()]]))),
     }[kind]()
     assert made is not None
     with caplog.at_level(logging.WARNING):
@@ -479,7 +487,7 @@ def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
 
 def test_a_name_that_looks_like_a_formula_or_has_no_glyph_is_drawn(build: Builder) -> None:
     record = build.record(build.point(), plan={"model": {"name": "$\\frac$ 模型"}})
-    plot = record_plots.plot(record)
+    plot = record_plots.plot(Analysis.of(record))
     assert plot is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -490,13 +498,13 @@ def test_a_name_that_looks_like_a_formula_or_has_no_glyph_is_drawn(build: Builde
 def test_very_few_samples_and_constant_ones_are_drawn(build: Builder, n: int) -> None:
     point = build.point(n=n)
     point.series[0].samples[10:] = [0.01] * n
-    plot = record_plots.plot(build.record(point))
+    plot = record_plots.plot(Analysis.of(build.record(point)))
     assert plot is not None
     assert size_of(drawing.draw(plot))[0] == 1200
 
 
 def test_a_fitted_curve_lies_behind_the_points_and_says_its_law(build: Builder) -> None:
-    plot = record_plots.plot(build.sizes())
+    plot = record_plots.plot(Analysis.of(build.sizes()))
     assert isinstance(plot, Chart)
     (curve,) = plot.panels[0].curves
     assert (curve.x[0], curve.x[-1]) == (224, 512)
@@ -511,7 +519,7 @@ def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) 
         for batch in (1, 4)
         for height, width in ((256, 128), (224, 224), (256, 512), (512, 512), (512, 1024))
     ]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     curves = plot.panels[0].curves
     assert [curve.label for curve in curves] == ["scaling model"] * 2
@@ -526,13 +534,15 @@ def test_energy_has_its_panel_where_it_was_measured(build: Builder) -> None:
         return Metric(name="energy/per_call_joules", value=value, unit="joules", reason=None if value else "no meter")
 
     points = [build.point(size=size, metrics=[joules(value)]) for size, value in ((224, 0.5), (256, 2.0), (288, None))]
-    plot = record_plots.plot(build.record(*points))
+    plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
     panel = plot.panels[-1]
     assert (panel.title, panel.unit) == ("energy per call", "joules")
     assert [(line.x, [y.value for y in line.y]) for line in panel.lines] == [((224, 256), [0.5, 2.0])]
     assert size_of(drawing.draw(plot))[0] == 1200
-    nothing = record_plots.plot(build.record(build.point(size=224, metrics=[joules(None)]), build.point(size=256)))
+    nothing = record_plots.plot(
+        Analysis.of(build.record(build.point(size=224, metrics=[joules(None)]), build.point(size=256)))
+    )
     assert isinstance(nothing, Chart)
     assert [panel.title for panel in nothing.panels] == ["latency per call", "throughput", "peak memory"]
 
@@ -547,7 +557,7 @@ def test_values_are_told_in_a_unit_that_fits_the_largest(unit: str, most: float,
 
 def test_three_sizes_and_batch_sizes_alone_have_no_curve(build: Builder) -> None:
     for record in (build.record(*(build.point(size=size) for size in (224, 256, 288))), build.batches()):
-        plot = record_plots.plot(record)
+        plot = record_plots.plot(Analysis.of(record))
         assert isinstance(plot, Chart)
         assert not plot.panels[0].curves
 
@@ -581,10 +591,10 @@ def test_the_page_of_a_sweep_has_its_headline_tables_that_can_be_sorted_and_its_
     sweep, records = build.sweep([{"algorithm": "gemm"}, {"algorithm": "fft"}], [*points])
     table = Grid([Column("<i>", ["<b>"], prose=True)], ["<u>"])
     sections = [("<h>", ["<p>"]), ("", table), ("more", ["last"])]
-    page = pages.of_sweep(sweep, records, sections).decode()
+    page = pages.of_sweep(SweepAnalysis.of(sweep, records), sections).decode()
     parts = ["<h1>&lt;h&gt;</h1>", "<p>&lt;p&gt;</p>", "<th class=prose>&lt;i&gt;", "<td class=prose>&lt;b&gt;"]
     parts += ["&lt;u&gt;</p>", "<svg", "<h2>more</h2>", "<p>last</p>", "onclick = "]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert page.count("<svg") == 1
-    assert page == pages.of_sweep(sweep, records, sections).decode()
+    assert page == pages.of_sweep(SweepAnalysis.of(sweep, records), sections).decode()

@@ -13,6 +13,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_files
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import speed_files
 
 NAME = "resnet50_sp_bs1_fp32_1_speed"
@@ -26,7 +27,7 @@ class Place:
     speeds: Path
 
     def write(self, record: Record) -> dict[str, str]:
-        return {artifact.path: artifact.kind for artifact in run_files.write(record, self.paths)}
+        return {artifact.path: artifact.kind for artifact in run_files.write(Analysis.of(record), self.paths)}
 
     def logged(self, name: str = NAME) -> str:
         return str(json.loads((self.speeds / name).read_bytes())["log_file"])

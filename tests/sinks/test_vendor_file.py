@@ -9,6 +9,7 @@ from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.record import Epoch, Record
 from perfexp.records.summary import rows
+from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 
 QUICK = ["model=fake", "gpu=fake", "tracking=none", "stopping=coarse", "percentiles=[50]", "quiet=true"]
@@ -88,7 +89,7 @@ def test_epochs_add_up_to_the_training(make_record):
         Epoch(number=number, seconds=seconds, samples_per_second=100.0, accuracy=0.1 * number)
         for number, seconds in ((1, 3.0), (2, 2.0))
     ]
-    [training] = json.loads(vendor_file.to_json(record))["training"]
+    [training] = json.loads(vendor_file.to_json(Analysis.of(record)))["training"]
     assert (training["training_seconds"], training["epoch_seconds"], training["accuracy"]) == (5.0, [3.0, 2.0], 0.2)
 
 

@@ -1,0 +1,106 @@
+"""Analysis: what is computed of a record, once, for everything that shows or compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from perfexp.records import cold_starts, diagnostics, growth, summary
+from perfexp.records.cold_starts import FirstPrediction
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.growth import Scaling, is_clearly_below
+from perfexp.records.record import Record
+from perfexp.records.summary import Row
+from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.subject import Subject, headline, subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """A record with its figures; changes of the record after `of` are not in them.
+
+    Attributes:
+        about: names of model, algorithm, mode and precision, and the device.
+        rows: figures of each timed point, in the order of the record.
+        percentiles: the percentiles that the plan requests.
+    """
+
+    record: Record
+    about: Subject
+    rows: tuple[Row, ...]
+    percentiles: tuple[float, ...]
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """Analyze a record."""
+        return cls(
+            record=record,
+            about=subject(record.plan, record.environment),
+            rows=tuple(summary.rows(record)),
+            percentiles=summary.requested_percentiles(record),
+        )
+
+    @property
+    def headline(self) -> str:
+        """Its subject with the size and the batch of all points, in a line."""
+        return headline(self.about, [row.key for row in self.rows])
+
+    @cached_property
+    def scalings(self) -> Sequence[Scaling]:
+        """How the times of its points grow with the size."""
+        return growth.scalings(self.rows)
+
+    @cached_property
+    def cold_starts(self) -> Sequence[FirstPrediction]:
+        """Its cold starts, one per size and batch size."""
+        return cold_starts.first_predictions(self.record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepAnalysis:
+    """A sweep with the analyses of its runs that left a record."""
+
+    sweep: Sweep
+    analyses: tuple[Analysis, ...]
+
+    @classmethod
+    def of(cls, sweep: Sweep, records: Iterable[Record]) -> Self:
+        """Analyze the records of a sweep."""
+        return cls(sweep=sweep, analyses=tuple(map(Analysis.of, records)))
+
+    @cached_property
+    def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
+        """Each run with its analysis, by number; None if it left no record."""
+        members = ((one.record.sweep, one) for one in self.analyses)
+        by_job = {member.job: one for member, one in members if member and member.uid == self.sweep.uid}
+        return [(child, by_job.get(child.job)) for child in sorted(self.sweep.children, key=lambda child: child.job)]
+
+    @cached_property
+    def slower(self) -> dict[int, Diagnostic]:
+        """By its number each run whose several GPUs are slower than fewer, which only the other runs show."""
+        groups: dict[tuple[object, ...], list[_Rated]] = {}
+        for child, one in self.runs:
+            rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT))
+            for row in one.rows if one and child.devices is not None else ():
+                if rate := row.samples_per_second:
+                    groups.setdefault((rest, row.key), []).append((child.devices or 0, child.job, rate))
+        worst: dict[int, tuple[float, Diagnostic]] = {}
+        for group in groups.values():
+            for count, job, rate in group:
+                fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[2])]
+                if fewer:
+                    best, _, most = max(fewer, key=lambda other: other[2].value)
+                    ratio = rate.value / most.value
+                    # an undecided ratio holds for these runs only, not for others on this machine
+                    scope = " in these runs (undecided)" if rate.low is None or most.low is None else ""
+                    found = diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope)
+                    if job not in worst or ratio < worst[job][0]:
+                        worst[job] = ratio, found
+        return {job: found for job, (_, found) in worst.items()}
+
+
+#: Number of devices, number of the run, and its rate.
+_Rated = tuple[int, int, Interval]
