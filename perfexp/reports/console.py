@@ -206,7 +206,7 @@ class Console:
         """Print the folder with what shows more, and a link: no line is broken, so that a terminal copies it whole."""
         place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
         warnings = f" ({units.counted(more, 'more warning')})" if more else ""
-        hint = "" if self.quiet else f"perfexp show -v{warnings}"
+        hint = "" if self.quiet or self._verbose else f"perfexp show -v{warnings}"
         for line in [f"{place}{os.sep}  {hint}", *map(one_line, (tracking or "").splitlines())]:
             self._out.print(Text(printable(line).rstrip()), soft_wrap=True)
 
