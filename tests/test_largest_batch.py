@@ -168,10 +168,11 @@ def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, m
         trial_keys=lambda results: trial_keys(wanted, results),
         **dict.fromkeys(("layer_keys", "first_prediction_keys", "profile_keys"), lambda _: []),
     )
-    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
+    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL")
     workers = []
+    monkeypatch.setattr(supervisor, "prepare", lambda *_: "hash")
     monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
-    job = supervisor.Job(paths=RunPaths(tmp_path), plan=plan, plain={}, plan_sha256="")
+    job = supervisor.Job(RunPaths(tmp_path), plan, {})
     for replicate in range(2):
         supervisor.measure(job, replicate)
     assert workers == [["--what=trials", "--replicate=0"]] * 3, "the second search begins as well"

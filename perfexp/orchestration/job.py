@@ -22,9 +22,7 @@ from perfexp.orchestration.preparation import (
     Assignment,
     holds_other_plan,
     is_of_perfexp,
-    prepare,
     profiler_settings,
-    profiles_again,
     with_processes,
     write_expected,
 )
@@ -91,7 +89,7 @@ class Run:
                 paths.create(sweep=sweep)
                 paths.remove_leftovers()
                 stack.callback(_remove_empty, paths)
-            self._job = _prepared(paths, assignment)
+            self._job = supervisor.Job(paths, assignment.plan, assignment.plain)
             self._before = {point.key for point in read_points(paths.points)}
             if not self._job.left():
                 place = assignment.folder.absolute()
@@ -166,7 +164,7 @@ class Run:
         assignment = self.assignment
         assignment.plain = with_processes(assignment.plain, processes)
         assignment.plan = config.typed(assignment.plain)
-        self._job = _prepared(self._paths, assignment)
+        self._job = supervisor.Job(self._paths, assignment.plan, assignment.plain)
 
     def _following(self, left: Sequence[Key]) -> AbstractContextManager[Callable[[Point], None]]:
         """A context in which the epochs of a training are sent as they come, if it is all that the run measures."""
@@ -274,14 +272,6 @@ def _remove_empty(replacement: RunPaths) -> None:
     """Remove a folder in which `--overwrite` has measured nothing."""
     if not read_points(replacement.points):
         replacement.remove()
-
-
-def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
-    """Write the plan of a run, and return its points to measure."""
-    plan, plain = assignment.plan, assignment.plain
-    again = profiles_again(paths, plan)
-    sha256 = prepare(paths, plan, plain, again)
-    return supervisor.Job(paths=paths, plan=plan, plain=plain, plan_sha256=sha256, again=again)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
