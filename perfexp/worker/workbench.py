@@ -75,10 +75,11 @@ class Workbench:
 
         An attached profiler changes the device's facts, so they are not written again.
         """
-        self.emit.block("loading")
-        self.find_device()
-        self.open_data()
         with ExitStack() as stack:
+            stack.enter_context(self.sharing_host())
+            self.emit.block("loading")
+            self.find_device()
+            self.open_data()
             trace = stack.enter_context(self._memory_trace())
             self.check()
             stack.enter_context(self.reserved(self.device))
@@ -89,8 +90,11 @@ class Workbench:
                 self.require_same_environment()
             else:
                 self.write_environment()
-            with self.procedure(memory_trace=trace) as procedure:
-                yield procedure
+            procedure = stack.enter_context(self.procedure())
+            procedure.memory_trace = trace
+            if self.plan.probes.energy:
+                procedure.energy = self.energy_of(self.device.meters())
+            yield procedure
 
     def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
         if not self.plan.traces_memory:
@@ -202,46 +206,40 @@ class Workbench:
             config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
-    def procedure(self, **extra: Any) -> Iterator[Procedure]:
-        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure.
-
-        The `extra` fields of the procedure replace those of the plan.
-        """
+    def procedure(self) -> Iterator[Procedure]:
+        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure."""
         from perfexp.measuring.procedure import Procedure  # with all probes, which a cold start does without
 
-        plan, algorithm = self.plan, config.build(self.plan.algorithm)
-        with algorithm.applied(self.session) as applied:
+        plan, probes = self.plan, self.plan.probes
+        with config.build(plan.algorithm).applied(self.session) as applied:
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
-            if plan.probes.energy and "energy" not in extra:
-                extra["energy"] = self.energy_of(self.device.meters())
-            fields: dict[str, Any] = {
-                "session": self.session,
-                "device": self.device,
-                "data": self.data,
-                "modes": {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
-                "stopping": plan.stopping_rule,
-                "algorithm": applied,
-                "percentiles": plan.percentiles,
-                "probes": {name: config.build(node) for name, node in plan.probe.items()},
-                "epochs": plan.epochs,
-                "cache": plan.cache,
-                "graph": plan.execution.cuda_graph,
-                "takes_call_times": plan.probes.call_times,
-                "reads_load": plan.probes.loaded_clock,
-                "counts_work": plan.probes.work,
-                "checks_outputs": plan.probes.correctness,
-                "compares_alone": plan.probes.scaling,
-                "peaks": sheet_peaks(plan, self.device),
-                "seed": plan.seed,
-                "turn": self.turn,
-                "checkpoint": self._checkpoint,
-                "trained_weights": self.trained_weights() if plan.infers_trained else None,
-                "progress": self.emit.block,
-                "report": self._report_epoch,
-            }
-            yield Procedure(**fields | extra)
+            yield Procedure(
+                session=self.session,
+                device=self.device,
+                data=self.data,
+                modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+                stopping=plan.stopping_rule,
+                algorithm=applied,
+                percentiles=plan.percentiles,
+                probes={name: config.build(node) for name, node in plan.probe.items()},
+                epochs=plan.epochs,
+                cache=plan.cache,
+                graph=plan.execution.cuda_graph,
+                takes_call_times=probes.call_times,
+                reads_load=probes.loaded_clock,
+                counts_work=probes.work,
+                checks_outputs=probes.correctness,
+                compares_alone=probes.scaling,
+                peaks=sheet_peaks(plan, self.device),
+                seed=plan.seed,
+                turn=self.turn,
+                checkpoint=self._checkpoint,
+                trained_weights=self.trained_weights() if plan.infers_trained else None,
+                progress=self.emit.block,
+                report=self._report_epoch,
+            )
 
     def trained_weights(self) -> Path:
         """Return the file of the weights that the plan's training ends with."""
@@ -281,34 +279,24 @@ class Workbench:
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
-        own = (
-            *(*self.device.doubts(), *self.session.doubts(), *self._data_doubts()),
-            *(*self._of_host(facts), *further),
-        )
+        own = [*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *self._of_host(facts), *further]
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")
 
     def _data_doubts(self) -> list[Diagnostic]:
         problems = list(getattr(self.data, "problems", ()))
+        if not problems:
+            return []
         files = units.counted(len(problems), "file")
-        what = f"{files} can't be used, and are left out; the first: {problems[0] if problems else ''}"
-        return (
-            [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
-            if problems
-            else []
-        )
+        what = f"{files} can't be used, and are left out; the first: {problems[0]}"
+        return [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
-        is_shared = self.plan.host_sharing is plan_fields.HostSharing.together
-        return [
-            *(
-                [diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")]
-                if is_shared
-                else []
-            ),
-            *of_node(facts),
-        ]
+        if self.plan.host_sharing is not plan_fields.HostSharing.together:
+            return of_node(facts)
+        shared = diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")
+        return [shared, *of_node(facts)]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""
