@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.cluster import job_states, site, slurm
-from perfexp.cluster.element import Campaign, Ended, Run, overrides_of
+from perfexp.cluster.element import Campaign, Run, overrides_of
 from perfexp.cluster.job_states import RunState, State, SubmittedRun
 from perfexp.cluster.local_queue import LocalCampaign
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
+from perfexp.orchestration.driver import Ended
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config

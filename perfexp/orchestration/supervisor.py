@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
 from perfexp.orchestration.preparation import (
+    Assignment,
     other_lines,
     prepare,
     profiler_settings,
@@ -38,6 +39,7 @@ from perfexp.profilers import (
     profiled_key,
     refuse_to_overwrite,
 )
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths, append_line, refuse_link
 from perfexp.records.record import (
     Key,
@@ -62,9 +64,7 @@ Listener = Callable[[Event], None]
 
 
 class Job:
-    """The plan of a run in its folder, and the points to measure, by the results so far.
-
-    Raises UserError if the folder has another plan.
+    """The points of a run to measure, by the results so far in its folder, and the plan that they are of.
 
     Attributes:
         again: profiles with a result, which stays until there is a new one.
@@ -73,14 +73,18 @@ class Job:
         profiles: profiles, each in a process of its own after everything else.
     """
 
-    def __init__(self, paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any]) -> None:
-        self.paths, self.plan, self.plain = paths, plan, plain
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment, self.paths = assignment, RunPaths(assignment.folder)
         self.listener: Listener = lambda _: None
         self.refusal: str | None = None
+
+    def prepare(self) -> None:
+        """Write the plan, and choose the points to measure; raises UserError if the folder has another plan."""
+        self.plan, self.plain = self.assignment.plan, self.assignment.plain
         self.keys: dict[str, list[Key]] = {"timed": []}
-        self.profiler: Profiler = config.build(plan.profiler)
-        self.again = profiles_again(paths, plan)
-        self.plan_sha256 = prepare(paths, plan, plain, self.again)
+        self.profiler: Profiler = config.build(self.plan.profiler)
+        self.again = profiles_again(self.paths, self.plan)
+        self.plan_sha256 = prepare(self.paths, self.plan, self.plain, self.again)
         self.extend()
 
     @property
@@ -276,7 +280,7 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
 
 def _run_profiler(job: Job, point: Point, place: Place) -> None:
     profiler, key, facts = job.profiler, point.key, point.facts["profile"]
-    device = recorded_environment(job).get("device") or {}
+    device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix, root = profiler.command(place, about), job.paths.root
@@ -303,12 +307,12 @@ def _run_profiler(job: Job, point: Point, place: Place) -> None:
     point.doubts += collected.doubts
 
 
-def recorded_environment(job: Job) -> Mapping[str, Any]:
-    """Return the recorded environment; nothing if a worker has not begun."""
+def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the recorded environment and its diagnostics; nothing if no worker has begun."""
     try:
-        return environment.load(job.paths.environment)[0]
+        return environment.load(job.paths.environment)
     except UserError:
-        return {}
+        return {}, []
 
 
 def _one_worker(

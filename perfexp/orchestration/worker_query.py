@@ -81,22 +81,17 @@ def error_of(event: Event) -> PerfexpError:
     return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(event["message"])
 
 
-class _Answers(NamedTuple):
-    """Answers by name, and the last event of each kind; if the worker has not finished, how it ended."""
-
-    parts: dict[str, Any]
-    last: dict[str, Event]
-    ending: str | None
-
-
 def _ask(
     command: Sequence[str],
     folder: str,
     silence_seconds: float | None,
     imports: Sequence[str] | None = None,
     waiting: Callable[[str], None] = lambda _: None,
-) -> _Answers:
-    """Start a worker, whose log is in a folder, and take its answers."""
+) -> tuple[dict[str, Any], dict[str, Event], str | None]:
+    """Start a worker, whose log is in a folder, and return its answers by name, and the last event of each kind.
+
+    If the worker has not finished, how it ended comes third.
+    """
     parts: dict[str, Any] = {}
 
     def take(event: Event) -> None:
@@ -108,10 +103,10 @@ def _ask(
     log = Path(folder) / "run.log"
     heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
     if "finished" in heard.last and not heard.termination:
-        return _Answers(parts, heard.last, None)
+        return parts, heard.last, None
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
     why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
-    return _Answers(parts, heard.last, f"{heard.ending}{why}")
+    return parts, heard.last, f"{heard.ending}{why}"
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -128,12 +123,12 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         content = plan_file.to_yaml(plain)
         (Path(folder) / "plan.yaml").write_bytes(content)
         command = worker_command(folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}")
-        answers = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
-    if event := answers.last.get("refused") or answers.last.get("failed"):
+        parts, last, ending = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
+    if event := last.get("refused") or last.get("failed"):
         raise error_of(event)
-    if answers.ending or what not in answers.parts:
-        raise PerfexpError(f"The worker {answers.ending or 'ended without an answer'}.")
-    return dict(answers.parts[what])
+    if ending or what not in parts:
+        raise PerfexpError(f"The worker {ending or 'ended without an answer'}.")
+    return dict(parts[what])
 
 
 def survey(index: int | None) -> dict[str, Any]:
@@ -145,15 +140,15 @@ def survey(index: int | None) -> dict[str, Any]:
     command = worker_command("--what=survey", *([] if index is None else [f"--gpu-index={index}"]))
     try:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-            answers = _ask(command, folder, _SILENCE_SECONDS)
+            parts, last, ending = _ask(command, folder, _SILENCE_SECONDS)
     except (PerfexpError, OSError) as error:
         return {"parts": {}, "failure": {"text": str(error), "during": None}}
-    during, failure = answers.last.get("block", {}).get("text"), None
-    if answers.ending:
+    during, failure = last.get("block", {}).get("text"), None
+    if ending:
         doing = f" while {_DOING[during]}" if during in _DOING else ""
-        text = f"the process that queries torch and the driver {answers.ending}{doing}"
+        text = f"the process that queries torch and the driver {ending}{doing}"
         failure = {"text": text, "during": during}
-    return {"parts": answers.parts, "failure": failure}
+    return {"parts": parts, "failure": failure}
 
 
 @cache

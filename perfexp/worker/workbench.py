@@ -46,17 +46,16 @@ class Workbench:
 
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
 
-    Attributes:
-        owns_process: whether the model ends with this process.
+    Args:
+        live: makes the model of an object of the caller's, in whose process this is; None to build the plan's.
     """
 
-    owns_process = True
     device: Device
     data: Data
     session: Session
 
-    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events) -> None:
-        self.plan, self.paths, self.emit = plan, paths, emit
+    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events, live: Callable[[], Any] | None = None) -> None:
+        self.plan, self.paths, self.emit, self._live = plan, paths, emit, live
         self.turn: host_turns.Turn = host_turns.free
 
     @contextmanager
@@ -124,7 +123,7 @@ class Workbench:
             from perfexp.models.trainer import read_checkpoint  # with torch
 
             read_checkpoint(Path(train["resume_from"]).expanduser())
-        if self.owns_process and self.device.identifier and hasattr(algorithm, "check"):
+        if self._live is None and self.device.identifier and hasattr(algorithm, "check"):
             algorithm.check(partial(self._open_model, CpuDevice()), self.device.identifier)
 
     def open_data(self) -> None:
@@ -172,7 +171,7 @@ class Workbench:
     def load_model(self) -> None:
         """Load the plan's model on the device."""
         self.session = self._open_model(self.device)
-        if len(self.plan.phases) > 1 or not self.owns_process:
+        if len(self.plan.phases) > 1 or self._live is not None:
             self.session.keep_differentiable()
 
     def _open_model(self, device: Device) -> Session:
@@ -180,7 +179,7 @@ class Workbench:
         from perfexp.data import check  # part of the lap that loads the data in a cold start
 
         check(self.data)
-        model = self.build_model()
+        model = config.build(self.plan.model) if self._live is None else self._live()
         if "torch" in sys.modules:  # maybe a torch module of the user's
             from perfexp.models.module import adapt
 
@@ -193,10 +192,6 @@ class Workbench:
             seed=self.plan.seed,
         )
         return session
-
-    def build_model(self) -> Any:
-        """Build the plan's model."""
-        return config.build(self.plan.model)
 
     def _check_checkpoint(self) -> None:
         """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
@@ -278,8 +273,11 @@ class Workbench:
         device and session are written in any case.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
-        earlier = self._same_environment(facts)
         own = [*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *self._of_host(facts), *further]
+        if self._live is not None:
+            facts["in_process"] = True
+            own.append(diagnostics.make("in_process"))
+        earlier = self._same_environment(facts)
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")

@@ -256,11 +256,13 @@ def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
     monkeypatch.setattr(scheduler, "_shown", lambda kind, name: dict(w.split("=", 1) for w in shown[kind].split()))
     variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURMD_NODENAME": "n1"}
     variables |= {"SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "1"}
-    facts = scheduler.job_facts(variables)
+    monkeypatch.setattr(scheduler, "environ", variables)
+    facts = scheduler.job_facts()
     assert facts["id"] == "7_2"
     assert facts["constraint"] == "gpul40s"
     assert facts["others"] == {"cpus": 8, "gpus": 2}
-    assert scheduler.job_facts({}) is None
+    variables.clear()
+    assert scheduler.job_facts() is None
 
 
 def test_a_turn_begins_when_all_others_pause_and_nobody_deadlocks(monkeypatch, tmp_path):
