@@ -15,7 +15,7 @@ from perfexp.commands.reproduce import _found_batches
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import supervisor
-from perfexp.orchestration.preparation import is_finished
+from perfexp.orchestration.preparation import Assignment, is_finished
 from perfexp.plan import config, plan_file
 from perfexp.prediction import largest_batch
 from perfexp.prediction.largest_batch import (
@@ -168,10 +168,12 @@ def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, m
         trial_keys=lambda results: trial_keys(wanted, results),
         **dict.fromkeys(("layer_keys", "first_prediction_keys", "profile_keys"), lambda _: []),
     )
-    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", hopeless=False)
+    ending = supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL")
     workers = []
+    monkeypatch.setattr(supervisor, "prepare", lambda *_: "hash")
     monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
-    job = supervisor.Job(paths=RunPaths(tmp_path), plan=plan, plain={}, plan_sha256="")
+    job = supervisor.Job(Assignment(plan=plan, plain={}, folder=tmp_path, name="run"))
+    job.prepare()
     for replicate in range(2):
         supervisor.measure(job, replicate)
     assert workers == [["--what=trials", "--replicate=0"]] * 3, "the second search begins as well"

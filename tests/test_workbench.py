@@ -207,26 +207,21 @@ def test_a_worker_starts_without_what_a_cold_start_does_not_need():
     assert "perfexp.measuring.procedure" not in modules
 
 
-def test_a_profile_takes_part_in_the_turns_of_the_host(monkeypatch, tmp_path):
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_worker_takes_part_in_the_turns_of_the_host_before_it_opens_anything(profiled, tmp_path):
     noted = []
 
-    class Bench:
-        def __init__(self, *_):
-            pass
-
+    class Bench(Workbench):
         @contextmanager
         def sharing_host(self):
             noted.append("shared")
             yield
 
-        @contextmanager
-        def opened(self, *, profiled):
-            noted.append("opened")
-            yield None
+        def find_device(self):
+            noted.append("device")
+            raise UserError("the device is next")
 
-    key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
-    plan = SimpleNamespace(profile_keys=lambda _: [key], profiler={"_target_": "types.SimpleNamespace", "name": "x"})
-    monkeypatch.setattr(entry, "Workbench", Bench)
-    monkeypatch.setattr("perfexp.profilers.passing.look", lambda *_: {})
-    entry.profile(plan, RunPaths(tmp_path), 0, Events(None))
-    assert noted == ["shared", "opened"]
+    bench = Bench(SimpleNamespace(), RunPaths(tmp_path), Events(None))
+    with pytest.raises(UserError, match="the device is next"), bench.opened(profiled=profiled):
+        pass
+    assert noted == ["shared", "device"]

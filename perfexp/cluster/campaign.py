@@ -1,28 +1,67 @@
-"""Campaign: a sweep whose runs are jobs of SLURM: submitted, waited for, collected."""
+"""Campaign: a sweep whose runs are jobs of SLURM: submitted, waited for, collected.
+
+Its runs become arrays, one for each kind of request, cut to the site's limit.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from perfexp.cluster import job_states, slurm, submission
-from perfexp.cluster.element import Campaign, Ended, Run
-from perfexp.cluster.job_states import RunState, State
+from perfexp.cluster import job_states, site, slurm
+from perfexp.cluster.element import Campaign, Run, overrides_of
+from perfexp.cluster.job_states import RunState, State, SubmittedRun
 from perfexp.cluster.local_queue import LocalCampaign
-from perfexp.cluster.submission import SlurmSettings
 from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
+from perfexp.orchestration.driver import Ended
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config
 from perfexp.plan.schema import Cluster
 from perfexp.records import units
+from perfexp.records.folders import below, run_folders
+from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Status
+from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
 from perfexp.tracking import Tracker, store
 
 _ROOM = "hydra_plugins.perfexp_launchers.launchers."
+#: Least values of settings: ending the worker and writing the record take some seconds.
+_LEAST = {"warn_seconds": 10, "max_running": 1}
+#: Limit on a batch script; SLURM's default is 4 MiB.
+_MOST_SCRIPT_BYTES = 3 << 20
+#: Folder in which the sweeps of a stage are looked up.
+_OUTPUTS = Path("outputs")
+_JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
+
+
+@dataclass(kw_only=True)
+class SlurmSettings:
+    """Settings of `hydra/launcher=slurm`; raises UserError for a value that is out of range."""
+
+    wait: bool = True
+    after: Any = None
+    requeue: bool = True
+    warn_seconds: int = 120
+    max_running: int | None = None
+    exclusive: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if (type(value) is not int or value < least) and (name, value) != ("max_running", None):
+                raise UserError(f"hydra.launcher.{name}={value}: set an integer of at least {least}.")
+        for name in ("wait", "requeue", "exclusive"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"hydra.launcher.{name}={getattr(self, name)}: set true or false.")
 
 
 class SlurmCampaign(Campaign):
@@ -35,8 +74,16 @@ class SlurmCampaign(Campaign):
         self._settings = SlurmSettings(**{name: value for name, value in launcher.items() if name != "_target_"})
 
     def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
-        sends = _later(assignment) is None
-        return submission.request_of(assignment, command, cluster, self._settings, sends=sends)
+        plan, settings = assignment.plan, self._settings
+        if cluster.container and settings.requeue:
+            raise UserError("A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false.")
+        if cluster.container and plan.nodes > 1:
+            raise UserError("A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out.")
+        requests = site.requests(cluster, plan.gpu_name, count=plan.devices, nodes=plan.nodes)
+        if settings.exclusive:
+            requests.append("--exclusive")
+        overrides = overrides_of(command, sends=_later(assignment) is None)
+        return Run(assignment=assignment, overrides=overrides, cluster=cluster, requests=requests)
 
     def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
         """Submit the runs that are not queued; after an interrupt the jobs stay in the queue."""
@@ -61,11 +108,11 @@ class SlurmCampaign(Campaign):
         new = [run for run in runs if run.number not in queued]
         if len(new) < len(runs):
             console.note(f"{units.counted(len(runs) - len(new), 'run')} in the queue already")
-        dependency = submission.dependency(self._settings.after) if new else []
-        if dependency:
-            console.note(f"after {self._settings.after}: {dependency[0].removeprefix('--dependency=')}")
-        for job, chunk in submission.submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, dependency):
-            console.note(f"job {job}: {units.counted(len(chunk), 'run')} on gpu={chunk[0].assignment.plan.gpu_name}")
+        gate = dependency(self._settings.after) if new else []
+        if gate:
+            console.note(f"after {self._settings.after}: {gate[0].removeprefix('--dependency=')}")
+        for job, array in submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, gate):
+            console.note(f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}")
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
         commands = ["status", "cancel"]
@@ -116,6 +163,115 @@ def _later(assignment: Assignment) -> Tracker | None:
     tracker: Tracker = config.build(assignment.plan.tracking)
     uri = tracker.settings.get("uri")
     return tracker if uri is not None and store.database(uri) is not None else None
+
+
+def submit(
+    runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings, gate: Sequence[str]
+) -> Iterator[tuple[str, Sequence[Run]]]:
+    """Submit runs and yield each array's job with its runs; every array is in jobs.jsonl before the next one.
+
+    Args:
+        sweep: identity of the sweep.
+        gate: options of sbatch that make the arrays wait for other jobs.
+    """
+    paths.make_job_logs()
+    paths.claim(paths.jobs)
+    most = slurm.max_array_size()
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(repr((run.requests, run.cluster)), []).append(run)
+    for group in alike.values():
+        for start in range(0, len(group), most):
+            array = group[start : start + most]
+            script, options = _script(array, paths, settings), _options(array, paths, sweep, settings)
+            with interrupts.held():  # nobody would know of jobs that are not in the file
+                job = slurm.submit(script, [*options, *gate])
+                now = datetime.now(UTC).isoformat(timespec="milliseconds")
+                kind = array[0].assignment.plan.gpu_name
+                numbered = [(run.number, f"{job}_{index}") for index, run in enumerate(array)]
+                entries = [SubmittedRun(run=run, job=name, gpu=kind, submitted=now) for run, name in numbered]
+                job_states.append(paths, entries)
+            yield job, array
+
+
+def _options(runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings) -> list[str]:
+    running = f"%{settings.max_running}" if settings.max_running else ""
+    logs = f"{str(paths.job_logs).replace('%', '%%')}/%A_%a"
+    return [
+        *runs[0].requests,
+        f"--job-name={job_states.job_name(sweep)}",
+        f"--array=0-{len(runs) - 1}{running}",
+        f"--output={logs}.out",
+        f"--error={logs}.err",
+        "--open-mode=append",  # a job that is queued again
+        "--requeue",
+        f"--signal=B:USR2@{settings.warn_seconds}",
+    ]
+
+
+def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> str:
+    """Return the script of an array. It holds the commands themselves: a job takes none from a results folder."""
+    cluster = runs[0].cluster
+    perfexp = shlex.join([*site.python(cluster), "-m", "perfexp"])
+    lines = ["#!/bin/bash", f"cd {shlex.quote(str(Path.cwd()))} || exit 2", *site.preparation(cluster)]
+    lines.append('case "$SLURM_ARRAY_TASK_ID" in')
+    for index, run in enumerate(runs):
+        lines.append(f"{index}) set -- {shlex.join(run.arguments(paths, requeue=settings.requeue))} ;;")
+    lines += ["*) exit 2 ;;", "esac", f'exec {perfexp} "$@"', ""]
+    script = "\n".join(lines)
+    if len(script.encode()) > _MOST_SCRIPT_BYTES:
+        raise UserError(f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts.")
+    return script
+
+
+def dependency(after: Any) -> list[str]:
+    """Return the options of sbatch for `hydra.launcher.after`; none if everything has succeeded already.
+
+    Raises UserError if there is no such sweep, or if one of its runs has failed: the jobs would wait forever.
+    """
+    if after is None:
+        return []
+    text = str(after)
+    if _JOBS.fullmatch(text):
+        return [f"--dependency=afterok:{text.replace(',', ':')}"]
+    sweep, folder = _sweep(text)
+    states = job_states.states(sweep, folder)
+    ended = [state for state in states if state.has_ended and state.state is not State.done]
+    if ended:
+        first = ended[0]
+        why = f": {first.why}" if first.why else ""
+        raise UserError(
+            f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not succeed "
+            f"({first.name}: {first.state}{why}). Repeat that sweep, or leave hydra.launcher.after out."
+        )
+    waiting = sorted({state.job for state in states if state.state is not State.done})
+    return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
+
+
+def _sweep(text: str) -> tuple[Sweep, Path]:
+    """Return the sweep in a folder, or the latest sweep of a stage."""
+    if (Path(text) / "sweep.json").is_file():
+        return Sweep.load(Path(text)), Path(text)
+    stages = sorted(_sweeps_of(text), key=lambda pair: pair[0].started)
+    if not stages:
+        raise UserError(
+            f"hydra.launcher.after={text}: no sweep of a stage {text!r} in {_OUTPUTS}, and no sweep.json there; name a "
+            "stage (sanity), the folder of a sweep, or the ids of jobs."
+        )
+    return stages[-1]
+
+
+def _sweeps_of(stage: str) -> Iterator[tuple[Sweep, Path]]:
+    if not _OUTPUTS.is_dir():
+        return
+    for file in below(_OUTPUTS, "sweep.json", refused=lambda error: None):
+        try:
+            sweep = Sweep.load(file)
+        except UserError:
+            continue
+        names = {path.parent.name for _, path in run_folders(sweep, file.parent)}
+        if stage in names or any(name.endswith(f"_{stage}") for name in names):
+            yield sweep, file.parent
 
 
 def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:

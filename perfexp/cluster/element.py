@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfexp.cluster import slurm
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, interrupts, lifeline
 from perfexp.host.scheduler import job_id
+from perfexp.orchestration.driver import Ended
 from perfexp.orchestration.preparation import Assignment, is_finished
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan.override_keys import key_of
@@ -33,10 +34,6 @@ from perfexp.reports.console import Console
 
 #: The job of a node that fell silent may live on for a while after SLURM has queued it again.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
-
-
-#: Called with each run that has ended, and its record or the error that ended it.
-Ended = Callable[[Assignment, Record | PerfexpError], None]
 
 
 @dataclass(kw_only=True)

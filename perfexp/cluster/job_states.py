@@ -20,7 +20,7 @@ from perfexp.host import untrusted
 from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
-from perfexp.records.record import Status
+from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.summaries.subject import one_line
@@ -44,6 +44,8 @@ _GRACE_SECONDS = 90.0
 _NOT_VISIBLE = "its job has ended; its record is not visible yet"
 #: Reason of a job that SLURM keeps without ever starting it.
 _NEVER = "waits for a run that has failed; perfexp cancel ends that"
+#: Stands for a job that SLURM does not list.
+_NO_JOB = QueuedJob("", "")
 #: Runs of one state that are listed.
 _MOST_LINES = 20
 
@@ -142,17 +144,12 @@ class _Outcome(msgspec.Struct):
     error: str | None = None
 
 
-class _Membership(msgspec.Struct):
-    uid: str
-    job: int
-
-
 class _RecordHead(msgspec.Struct):
     """The parts of a record.json that say how its run ended."""
 
     status: Status
     points: list[_Outcome]
-    sweep: _Membership | None = None
+    sweep: SweepMembership | None = None
 
 
 def listed() -> tuple[dict[str, QueuedJob], str]:
@@ -180,18 +177,19 @@ def states(sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] 
     result = []
     for child, path in children:
         entry = entries.get(child.job)
-        job = jobs.get(entry.job) if entry else None
-        state, why = _state(entry, job, heads[child.job], path, unreachable)
+        submitted = entry.job if entry else ""
+        job = jobs.get(submitted, _NO_JOB)
+        state, why = _state(submitted, job, heads[child.job], path, unreachable)
         result.append(
             RunState(
                 run=child.job,
                 name=child.name,
                 folder=path,
                 state=state,
-                job=entry.job if entry else "",
-                node=job.node if job else "",
+                job=submitted,
+                node=job.node,
                 why=one_line(why),
-                left=job.left if job and job.is_running else "",
+                left=job.left if job.is_running else "",
             )
         )
     return result
@@ -206,12 +204,12 @@ def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
 
 
 def _state(
-    entry: SubmittedRun | None, job: QueuedJob | None, head: _RecordHead | None, folder: Path, unreachable: str
+    submitted: str, job: QueuedJob, head: _RecordHead | None, folder: Path, unreachable: str
 ) -> tuple[State, str]:
     """Join the sources; a job that has not ended outweighs the record of an earlier attempt."""
-    if job is not None and job.is_running:
+    if job.is_running:
         return State.running, ""
-    if job is not None and job.is_pending:
+    if job.is_pending:
         held = f"; perfexp cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
         return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
     if head is not None and head.status is Status.OK:
@@ -219,9 +217,9 @@ def _state(
     if head is not None and head.status is not Status.INTERRUPTED:
         failures = (point.error for point in head.points if point.status is not Status.OK and point.error)
         return State.failed, next(failures, head.status.value)
-    if entry is None:
+    if not submitted:
         return State.unsubmitted, ""
-    if job is None:
+    if job is _NO_JOB:
         if RunPaths(folder).in_use():
             return State.running, ""
         if unreachable:

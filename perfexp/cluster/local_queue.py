@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfexp.cli.flags import PARENT
-from perfexp.cluster.element import Campaign, Ended, Run, overrides_of
+from perfexp.cluster.element import Campaign, Run, overrides_of
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.host.installation import python_command
+from perfexp.orchestration.driver import Ended
 from perfexp.orchestration.job import exit_code, show_results
 from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun

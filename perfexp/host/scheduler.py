@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
+from os import environ
 from typing import Any
 
 from perfexp.errors import UserError
@@ -25,21 +24,21 @@ _VARIABLES = {
 }
 
 
-def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
+def job_id() -> str | None:
     """Return the job, or element of an array, of this process; None outside of SLURM."""
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
     return environ.get("SLURM_JOB_ID")
 
 
-def node(environ: Mapping[str, str] = os.environ) -> str:
+def node() -> str:
     """Return the name of this machine, in a job that of SLURM."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def require_nodes(count: int, environ: Mapping[str, str] = os.environ) -> None:
+def require_nodes(count: int) -> None:
     """Raise UserError unless this process is on a node of a job of SLURM with that many nodes."""
-    job, nodes = job_id(environ), environ.get("SLURM_JOB_NUM_NODES", "1")
+    job, nodes = job_id(), environ.get("SLURM_JOB_NUM_NODES", "1")
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
         here = "this is not in a job" if job is None else f"job {job} has {nodes}"
         raise UserError(
@@ -48,12 +47,12 @@ def require_nodes(count: int, environ: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def job_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+def job_facts() -> dict[str, Any] | None:
     """Return the identity of the job, what it requested, and the use of its node by other jobs; None outside of one.
 
     `others` has CPUs and GPUs of the node that other jobs had at this moment; None if SLURM does not say.
     """
-    identifier = job_id(environ)
+    identifier = job_id()
     if identifier is None:
         return None
     facts: dict[str, Any] = {name: environ[key] for name, key in _VARIABLES.items() if environ.get(key)}
@@ -64,10 +63,10 @@ def job_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
         for name, key in (("constraint", "Features"), ("gres", "TresPerNode"), ("time_limit", "TimeLimit"))
         if (value := job.get(key)) not in (None, "", "(null)")
     }
-    return {**facts, "others": _others(environ)}
+    return {**facts, "others": _others()}
 
 
-def _others(environ: Mapping[str, str]) -> dict[str, int] | None:
+def _others() -> dict[str, int] | None:
     node = _shown("node", environ.get("SLURMD_NODENAME", ""))
     cpus, own_cpus = node.get("CPUAlloc", ""), environ.get("SLURM_CPUS_ON_NODE", "")
     if not cpus.isdigit() or not own_cpus.isdigit():

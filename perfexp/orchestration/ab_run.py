@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -41,14 +41,12 @@ class AbRun:
         console: Console,
         settings: Settings,
         max_seconds: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.exit_codes: list[int] = []
         self._sweep_run, self._console = sweep_run, console
         self._settings = replace(settings, measures=settings.measures or judging.DECISIVE)
         self._decisive = list if settings.measures else judging.decisive
-        self._max_seconds, self._clock, self._start = max_seconds, clock, clock()
+        self._max_seconds, self._start = max_seconds, time.monotonic()
 
     def measure(self, assignments: Sequence[Assignment]) -> None:
         """Measure until there is a verdict; finished points are recorded before a KeyboardInterrupt is raised."""
@@ -57,12 +55,12 @@ class AbRun:
 
     def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
         for number in count() if len(runs) == 2 else ():
-            begun = self._clock()
+            begun = time.monotonic()
             for run in list(runs if number % 2 == 0 else runs[::-1]):
                 if number >= run.assignment.plan.least_processes:
-                    run.extend(number + 1)
+                    run.add_processes(number + 1)
                 yield run, number
-            if len(runs) < 2 or self._is_over(runs, number + 1, 2 * self._clock() - begun):
+            if len(runs) < 2 or self._is_over(runs, number + 1, 2 * time.monotonic() - begun):
                 return
 
     def _is_over(self, runs: Sequence[Run], processes: int, next_end: float) -> bool:

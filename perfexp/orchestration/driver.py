@@ -16,6 +16,7 @@ from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
+#: Called with each run that has ended, and its record or the error that ended it.
 Ended = Callable[[Assignment, Record | PerfexpError], None]
 #: Yields the next run with its replicate, or with None for all replicates. Failed runs are taken out of the sequence.
 Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from perfexp import __version__
-from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, predictions
 from perfexp.forecast.predictions import Forecast
@@ -22,22 +24,20 @@ from perfexp.orchestration.preparation import (
     Assignment,
     holds_other_plan,
     is_of_perfexp,
-    prepare,
     profiler_settings,
-    profiles_again,
     with_processes,
     write_expected,
 )
-from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
 from perfexp.plots import roofline_files
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.records import units
+from perfexp.records import summary, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import (
+    LARGEST,
     Key,
     Point,
     Record,
@@ -47,6 +47,7 @@ from perfexp.records.record import (
     read_points,
     timed_key,
     timestamp,
+    without_replicate,
 )
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
@@ -55,18 +56,98 @@ from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries import profile_summary
 from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import one_line
+from perfexp.summaries.wording import epoch_text, median_text
 from perfexp.tracking import Tracker
 
 _Made = TypeVar("_Made")
 
 
-class Run:
+class ProgressRelay:
+    """Listener of a worker's events.
+
+    Args:
+        begun: called when the first measurement begins.
+        follow: called with the point of a training after each epoch, with that epoch alone.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        keys: Sequence[Key],
+        left: Sequence[Key],
+        assignment: Assignment,
+        begun: Callable[[], None],
+        follow: Callable[[Point], None],
+    ) -> None:
+        self._progress, self._keys, self._left = progress, list(keys), set(left)
+        self._assignment, self._begun, self._follow = assignment, begun, follow
+        self._points = RunPaths(assignment.folder).points
+        self._count = assignment.plan.epochs or 0
+        self._epoch_seconds: list[float] = []
+        self._seconds = measured_seconds(read_points(self._points))
+        self._estimate()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "point":
+            self._begun()
+            self._begun = lambda: None
+        if "training" in event:
+            self._train(msgspec.convert(event["training"], Point))
+        if event["event"] == "block":
+            show = self._progress.result if event.get("is_result") else self._progress.block
+            (self._progress.waiting if event.get("patient") else show)(event["text"])
+        if "key" not in event:
+            return
+        own = msgspec.convert(event["key"], Key)
+        key, result = self._planned(own), ""
+        if event["event"] == "done":
+            self._left.discard(key)
+            result = self._result(own)
+            self._estimate()
+        if key not in self._keys:
+            self._progress.block(str(own))
+        elif event["event"] == "point":
+            self._progress.point(str(own))
+            if self._count and key.phase == "train":
+                self._epoch_seconds = []
+                self._progress.epochs(0, self._count, "", None)
+        elif event["event"] == "done":
+            self._progress.done(event["status"], result)  # only the display knows why
+
+    def _train(self, training: Point) -> None:
+        """Show an epoch that has ended, and have it sent."""
+        epoch = training.epochs[-1]
+        self._epoch_seconds.append(epoch.total_seconds)
+        left_seconds = statistics.mean(self._epoch_seconds) * (self._count - epoch.number)
+        self._progress.epochs(epoch.number, self._count, epoch_text(epoch), left_seconds)
+        if not training.key.replicate:
+            self._follow(training)
+
+    def _planned(self, key: Key) -> Key:
+        """The key under which a point was planned: its batch may have been found since."""
+        unknown = msgspec.structs.replace(key, batch_size=LARGEST)
+        return unknown if key not in self._keys and unknown in self._keys else key
+
+    def _estimate(self) -> None:
+        whole = self._assignment.whole
+        is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
+        self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
+
+    def _result(self, key: Key) -> str:
+        """The median of a point by all processes so far; empty if it failed."""
+        points, planned = read_points(self._points), without_replicate(key)
+        self._seconds = measured_seconds(points)
+        is_ok = any(one.key == key and one.status is Status.OK for one in points)
+        alike = [one for one in points if without_replicate(one.key) == planned]
+        return median_text(summary.row(alike, ())) if is_ok else ""
+
+
+class Run(supervisor.Job):
     """One assignment in progress: a context manager that is measured replicate by replicate."""
 
     def __init__(self, assignment: Assignment, console: Console) -> None:
-        self.assignment = assignment
+        super().__init__(assignment)
         self._console = console
-        self._paths = RunPaths(assignment.folder)
         self._stack = ExitStack()
         self._is_announced = self._is_refused = False
         self._before: set[Key] = set()
@@ -74,7 +155,7 @@ class Run:
 
     def __enter__(self) -> Self:
         """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
-        paths, assignment = self._paths, self.assignment
+        paths, assignment = self.paths, self.assignment
         sweep = assignment.sweep.uid if assignment.sweep else None
         paths.create(sweep=sweep)
         with ExitStack() as stack:
@@ -86,15 +167,15 @@ class Run:
             if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing.")
-                self._paths = paths = paths.replacement()
+                self.paths = paths = paths.replacement()
                 if holds_other_plan(paths, assignment.plain):
                     paths.remove()
                 paths.create(sweep=sweep)
                 paths.remove_leftovers()
                 stack.callback(_remove_empty, paths)
-            self._job = _prepared(paths, assignment)
+            self.prepare()
             self._before = {point.key for point in read_points(paths.points)}
-            if not self._job.left():
+            if not self.left():
                 place = assignment.folder.absolute()
                 self._console.note(f"Nothing is left to measure in {place}: this is what was measured.")
             self._stack = stack.pop_all()
@@ -106,7 +187,7 @@ class Run:
     def _withdraw(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Remove the folder if the user has to change something before anything can be measured."""
         if (self._is_refused or _is_refusal(error)) and not self.has_results:
-            self._paths.withdraw()
+            self.paths.withdraw()
 
     def _announce(self, progress: Progress) -> None:
         """Print the header once a worker is ready: it may refuse to start."""
@@ -116,96 +197,118 @@ class Run:
         self._is_announced = True
         self.assignment.begun()
         progress.begun()
-        job, assignment = self._job, self.assignment
+        assignment = self.assignment
         for warning in _warnings_of_earlier_stages(assignment.plan.stage, assignment.folder.absolute()):
             self._console.note(warning)
-        measured = measured_seconds(read_points(self._paths.points))
-        seconds = assignment.seconds(job.left(), measured) if job.profiler.times else None
-        points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
+        measured = measured_seconds(read_points(self.paths.points))
+        seconds = assignment.seconds(self.left(), measured) if self.profiler.times else None
+        points = counted_points(self.timed) if self.timed else units.counted(len(self.profiles), "point")
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
-            facts = supervisor.recorded_environment(job)
-            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=job.timed)
+            facts, _ = supervisor.recorded_environment(self)
+            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=self.timed)
 
     def measure(self, replicate: int | None = None) -> None:
         """Measure the points without a result, of all replicates or that of this number.
 
         Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
-        job, whole = self._job, self.assignment.whole
-        every = supervisor.replicates(job.timed)
+        whole = self.assignment.whole
+        every = supervisor.replicates(self.timed)
         numbers = every if replicate is None else [replicate]
-        keys = [key for key in job.timed if key.replicate <= max(numbers, default=0)]
-        left = [key for key in job.left() if key.replicate in numbers]
+        keys = [key for key in self.timed if key.replicate <= max(numbers, default=0)]
+        left = [key for key in self.left() if key.replicate in numbers]
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
             progress.started(len(keys), len(keys) - sum(key in left for key in keys))
             announce = partial(self._announce, progress)
-            job.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
+            self.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
             for number in numbers:
-                supervisor.measure(job, number)
+                supervisor.measure(self, number)
                 self._measured.add(number)
-            every = supervisor.replicates(job.timed)  # further ones may have been chosen
+            every = supervisor.replicates(self.timed)  # further ones may have been chosen
             if not every or every[-1] in numbers:
-                supervisor.profile(job)
+                supervisor.profile(self)
 
     def further(self) -> int | None:
         """The number of another replicate that the results so far ask for; None if they are precise enough."""
-        if not self.assignment.plan.is_adaptive:
+        if not self.plan.is_adaptive:
             return None
         with suppress(PerfexpError):  # what can't be read or written is reported when the record is saved
-            self._job.extend()
-        return next((number for number in supervisor.replicates(self._job.timed) if number not in self._measured), None)
+            self.extend()
+        return next((number for number in supervisor.replicates(self.timed) if number not in self._measured), None)
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
         self._is_refused = _is_refusal(error)
 
-    def extend(self, processes: int) -> None:
-        """Have the run measured by more processes than so far."""
-        assignment = self.assignment
-        assignment.plain = with_processes(assignment.plain, processes)
-        assignment.plan = config.typed(assignment.plain)
-        self._job = _prepared(self._paths, assignment)
+    def add_processes(self, processes: int) -> None:
+        """Have the run measured by more processes than so far, by this many in all."""
+        self.assignment.plain = with_processes(self.plain, processes)
+        self.assignment.plan = config.typed(self.assignment.plain)
+        self.prepare()
 
     def _following(self, left: Sequence[Key]) -> AbstractContextManager[Callable[[Point], None]]:
         """A context in which the epochs of a training are sent as they come, if it is all that the run measures."""
-        plan, first = self.assignment.plan, [key for key in self._job.timed if not key.replicate]
+        plan, first = self.plan, [key for key in self.timed if not key.replicate]
         if not (plan.epochs and len(first) == 1 and first[0] in left):
             return nullcontext(lambda _: None)
         try:
             tracker: Tracker = config.build(plan.tracking)
         except PerfexpError:  # sending the record reports it
             return nullcontext(lambda _: None)
-        return tracker.following(partial(assemble, self.assignment, self._job))
+        return tracker.following(self.assembled)
 
     @property
     def has_results(self) -> bool:
         """Whether any point has a result."""
-        return bool(read_points(self._paths.points))
+        return bool(read_points(self.paths.points))
 
     def assembled(self) -> Record:
-        """The record of what has been measured so far, on disk only after `save`."""
-        record = assemble(self.assignment, self._job)
+        """The record of what has been measured so far, on disk only after `save`.
+
+        Points without a result are `interrupted`.
+        """
+        points, ended = _merged(supervisor.results(self)), timestamp()
+        facts, doubts = supervisor.recorded_environment(self)
+        before = None
+        with suppress(UserError):  # the run of an earlier record keeps its identity and its sweep
+            before = Record.load(self.paths.root)
+        record = Record(
+            uid=before.uid if before else self.paths.uid or uuid.uuid4().hex,
+            name=self.assignment.name,
+            perfexp_version=__version__,
+            status=overall_status([point for point in points if not is_profile(point.key)] or points),
+            started=min((point.started for point in points if point.started), default=ended),
+            ended=before.ended if before and before.points == points else ended,  # nothing was measured this time
+            command=self.plain["command"],
+            plan=self.plain,
+            plan_hash=plan_file.plan_hash(self.plain),
+            environment=facts,
+            points=points,
+            doubts=doubts,
+            sweep=self.assignment.sweep or (before.sweep if before else None),
+            priors=before.priors if before else {},
+        )
         record.priors = record.priors or machine_priors.known_of(record)
         return record
 
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
-        self._job.extend()
+        self.extend()
         record = self.assembled()
         if any(point.key not in self._before and point.status is not Status.INTERRUPTED for point in record.points):
             machine_priors.add(record)  # a folder may be somebody else's
         try:
-            write_atomically(self._paths.record, record.to_json())
-            if self.assignment.plan.is_sparse:
-                write_expected(self._paths, self.assignment.plan, record.points)
+            write_atomically(self.paths.record, record.to_json())
+            if self.plan.is_sparse:
+                write_expected(self.paths, self.plan, record.points)
             RunPaths(self.assignment.folder).put_in_place()
         except OSError as error:
             raise disk_error(error) from error
-        self._paths = self._job.paths = RunPaths(self.assignment.folder)
-        if self.assignment.plan.is_sparse:  # on disk with the artifacts, when it is published
+        self.paths = RunPaths(self.assignment.folder)
+        if self.plan.is_sparse:  # on disk with the artifacts, when it is published
             record.doubts += self._optional("The curves could not be checked for stairs", partial(_stairs, record))
         return record
 
@@ -221,31 +324,31 @@ class Run:
     def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
         """Make something beside the record, which is on disk; a failure is reported and loses nothing else."""
         try:
-            return action(self._paths.root)
+            return action(self.paths.root)
         except Exception as error:
-            self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self._paths.record}")
+            self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self.paths.record}")
             return []
 
     def _write_files(self, analysis: Analysis, console: Console) -> None:
         record = analysis.record
         try:
             if profile_summary.profiles(record):
-                roofline_files.write_profiled(record, self._paths, gpu_sheets.read([installation.conf_dir()]))
+                roofline_files.write_profiled(record, self.paths, gpu_sheets.read([installation.conf_dir()]))
             forecasts: list[Forecast] = []
-            if self.assignment.plan.is_sparse:
+            if self.plan.is_sparse:
                 forecasts = self._optional("Other points could not be predicted", partial(_forecasts, record))
             for forecast in forecasts if not console.quiet else ():
                 console.note(predictions.summary(forecast))
-            record.artifacts = run_files.write(analysis, self._paths, forecasts)
-            write_atomically(self._paths.record, record.to_json())
+            record.artifacts = run_files.write(analysis, self.paths, forecasts)
+            write_atomically(self.paths.record, record.to_json())
         except OSError as error:
-            place = self._paths.record
+            place = self.paths.record
             console.error(f"Some tables and plots could not be written: {error}. The record is safe: {place}")
 
     def _send(self, record: Record, console: Console) -> str | None:
         try:
-            tracker: Tracker = config.build(self.assignment.plan.tracking)
-            return tracker.publish(record, self._paths.root)
+            tracker: Tracker = config.build(self.plan.tracking)
+            return tracker.publish(record, self.paths.root)
         except PerfexpError as error:
             self.assignment.is_sent = False
             console.error(str(error))
@@ -276,14 +379,6 @@ def _remove_empty(replacement: RunPaths) -> None:
     """Remove a folder in which `--overwrite` has measured nothing."""
     if not read_points(replacement.points):
         replacement.remove()
-
-
-def _prepared(paths: RunPaths, assignment: Assignment) -> supervisor.Job:
-    """Write the plan of a run, and return its points to measure."""
-    plan, plain = assignment.plan, assignment.plain
-    again = profiles_again(paths, plan)
-    sha256 = prepare(paths, plan, plain, again)
-    return supervisor.Job(paths=paths, plan=plan, plain=plain, plan_sha256=sha256, again=again)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
@@ -318,34 +413,6 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         if isinstance(error, OSError):
             raise disk_error(error) from error
         raise
-
-
-def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
-    """Assemble the record of a run; points without a result are `interrupted`."""
-    points, ended = _merged(supervisor.results(job)), timestamp()
-    try:
-        facts, doubts = environment.load(job.paths.environment)
-    except UserError:
-        facts, doubts = {}, []
-    before = None
-    with suppress(UserError):  # the run of an earlier record keeps its identity and its sweep
-        before = Record.load(job.paths.root)
-    return Record(
-        uid=before.uid if before else job.paths.uid or uuid.uuid4().hex,
-        name=assignment.name,
-        perfexp_version=__version__,
-        status=overall_status([point for point in points if not is_profile(point.key)] or points),
-        started=min((point.started for point in points if point.started), default=ended),
-        ended=before.ended if before and before.points == points else ended,  # nothing was measured this time
-        command=assignment.plain["command"],
-        plan=assignment.plain,
-        plan_hash=plan_file.plan_hash(assignment.plain),
-        environment=facts,
-        points=points,
-        doubts=doubts,
-        sweep=assignment.sweep or (before.sweep if before else None),
-        priors=before.priors if before else {},
-    )
 
 
 def exit_code(record: Record) -> int:

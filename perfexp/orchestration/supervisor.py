@@ -6,9 +6,8 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,8 +18,15 @@ from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
-from perfexp.orchestration.preparation import other_lines, profiler_settings, write_expected
-from perfexp.orchestration.worker_query import listen
+from perfexp.orchestration.preparation import (
+    Assignment,
+    other_lines,
+    prepare,
+    profiler_settings,
+    profiles_again,
+    write_expected,
+)
+from perfexp.orchestration.worker_query import Heard, error_of, listen
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
 from perfexp.profilers import (
@@ -33,6 +39,7 @@ from perfexp.profilers import (
     profiled_key,
     refuse_to_overwrite,
 )
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths, append_line, refuse_link
 from perfexp.records.record import (
     Key,
@@ -56,47 +63,49 @@ _STARTS = 2
 Listener = Callable[[Event], None]
 
 
-@dataclass(kw_only=True)
 class Job:
-    """The points to measure, by the results so far, and the plan that they are of.
+    """The points of a run to measure, by the results so far in its folder, and the plan that they are of.
 
     Attributes:
         again: profiles with a result, which stays until there is a new one.
         refusal: why the measurement was abandoned; None if it was not.
-        first_predictions: cold starts, each in a process of its own.
+        keys: points by how they are measured: timed, layers, ttfp (cold starts), and trials whether a batch fits.
         profiles: profiles, each in a process of its own after everything else.
-        trials: trials whether a batch fits, which are due.
     """
 
-    paths: RunPaths
-    plan: config.Plan
-    plain: Mapping[str, Any]
-    plan_sha256: str
-    again: Collection[Key] = ()
-    listener: Listener = field(default=lambda _: None)
-    refusal: str | None = None
-    timed: list[Key] = field(default_factory=list)
-    first_predictions: list[Key] = field(default_factory=list)
-    layers: list[Key] = field(default_factory=list)
-    profiles: list[Key] = field(default_factory=list)
-    trials: list[Key] = field(default_factory=list)
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment, self.paths = assignment, RunPaths(assignment.folder)
+        self.listener: Listener = lambda _: None
+        self.refusal: str | None = None
 
-    def __post_init__(self) -> None:
+    def prepare(self) -> None:
+        """Write the plan, and choose the points to measure; raises UserError if the folder has another plan."""
+        self.plan, self.plain = self.assignment.plan, self.assignment.plain
+        self.keys: dict[str, list[Key]] = {"timed": []}
         self.profiler: Profiler = config.build(self.plan.profiler)
+        self.again = profiles_again(self.paths, self.plan)
+        self.plan_sha256 = prepare(self.paths, self.plan, self.plain, self.again)
         self.extend()
+
+    @property
+    def timed(self) -> list[Key]:
+        """Timed points."""
+        return self.keys["timed"]
 
     def extend(self) -> None:
         """Take over the points that are chosen by the results so far; earlier profiles count as well."""
         plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
         self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
-        self.timed, self.layers = plan.timed_keys(results), plan.layer_keys(results)
-        self.first_predictions, self.trials = plan.first_prediction_keys(results), plan.trial_keys(results)
+        self.keys = {
+            "timed": plan.timed_keys(results),
+            "ttfp": plan.first_prediction_keys(results),
+            "layers": plan.layer_keys(results),
+            "trials": plan.trial_keys(results),
+        }
         if not self.profiler.times:  # calls are only marked
-            self.timed, self.first_predictions, self.layers, self.trials = (
-                [key for key in keys if key in finished]
-                for keys in (self.timed, self.first_predictions, self.layers, self.trials)
-            )
+            for keys in self.keys.values():
+                keys[:] = [key for key in keys if key in finished]
         elif before and before != self.timed and not plan.is_sparse:  # `perfexp status` counts what was chosen
             write_expected(self.paths, plan, results)
 
@@ -106,7 +115,8 @@ class Job:
 
     def left(self) -> list[Key]:
         """Return the points without a result, and the profiles that are made again."""
-        left = missing([*self.timed, *self.first_predictions, *self.layers, *self.profiles], self.paths.points)
+        planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
+        left = missing([*planned, *self.profiles], self.paths.points)
         return left + [key for key in self.profiles if key in self.again and key not in left]
 
 
@@ -125,22 +135,12 @@ def replicates(timed: Iterable[Key]) -> list[int]:
     return [*others[:before], first, *others[before:]]
 
 
-class _Refused(PerfexpError):
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class _Ending(NamedTuple):
-    """The end of a worker, with the status of points without a result and the point in progress, if there was one.
-
-    It is hopeless if another worker would end in the same way.
-    """
+    """The end of a worker, with the status of points without a result and the point in progress, if there was one."""
 
     status: Status
     text: str
     current: Key | None = None
-    hopeless: bool = True
 
 
 def measure(job: Job, replicate: int) -> None:
@@ -163,9 +163,9 @@ def profile(job: Job) -> None:
     """
     job.extend()
     with interrupts.held():
-        for number, key in enumerate(job.profiles):
+        for key in job.profiles:
             if key in job.again or missing([key], job.paths.points):
-                _replace(job, _profiled(job, number, key))
+                _replace(job, _profiled(job, key))
 
 
 def results(job: Job) -> list[Point]:
@@ -176,23 +176,21 @@ def results(job: Job) -> list[Point]:
     """
     measured = {point.key: point for point in job.measured()}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
-    timed, others = (
-        [measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason) for key in keys]
-        for keys in (job.timed, (*job.first_predictions, *job.layers, *job.profiles))
-    )
-    planned = {point.key for point in timed}
-    further = [
-        point
-        for point in measured.values()
-        if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS)) and point.key not in planned
-    ]
-    return [*timed, *further, *others]
+
+    def result(key: Key) -> Point:
+        return measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
+
+    planned = set(job.timed)
+    chosen = [point for key, point in measured.items() if key not in planned]
+    further = [point for point in chosen if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS))]
+    others = [*job.keys["ttfp"], *job.keys["layers"], *job.profiles]
+    return [*map(result, job.timed), *further, *map(result, others)]
 
 
 def _measure(job: Job, what: str, replicate: int) -> None:
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
-        if what == "timed" and job.trials:  # a batch of these points is not known yet, or not any more
+        if what == "timed" and job.keys["trials"]:  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
         if failed := failures(left, job.measured()):
@@ -203,16 +201,15 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         fruitless = fruitless + 1 if still == left else 0
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
-        elif fruitless and (ending.hopeless or fruitless >= _STARTS):
+        elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
             _abandon(job.paths, still[:1] if what == "trials" else still, ending)  # a worker makes one trial
 
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:
     job.extend()
     if what == "trials":  # by whichever process is the first
-        return list(job.trials)
-    keys = {"timed": job.timed, "layers": job.layers, "ttfp": job.first_predictions}[what]
-    return missing([key for key in keys if key.replicate == replicate], job.paths.points)
+        return job.keys[what]
+    return missing([key for key in job.keys[what] if key.replicate == replicate], job.paths.points)
 
 
 def _pass_over(job: Job, what: str, replicate: int) -> None:
@@ -226,7 +223,7 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
     _append(job.paths, points)
 
 
-def _profiled(job: Job, number: int, key: Key) -> Point:
+def _profiled(job: Job, key: Key) -> Point:
     """Make a profile in a folder of its own, whose files replace those of an earlier pass if there are any."""
     point = Point(key=key, status=Status.OK, started=timestamp())
     timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
@@ -241,7 +238,7 @@ def _profiled(job: Job, number: int, key: Key) -> Point:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        for action in (partial(_run_profiler, number=number), _keep_files):
+        for action in (_run_profiler, _keep_files):
             _attempt(point, partial(action, job, point, place))
             interrupts.check()  # the next command tries the profile again
     finally:
@@ -256,7 +253,7 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
         action()
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
-    except (ProfilerFailed, _Refused, UserError) as error:
+    except PerfexpError as error:
         point.status, point.error = Status.FAILED, str(error)
         if isinstance(error, ProfilerFailed):
             point.facts["profile"]["files"] = error.files
@@ -281,23 +278,17 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
 
-def _run_profiler(job: Job, point: Point, place: Place, *, number: int) -> None:
+def _run_profiler(job: Job, point: Point, place: Place) -> None:
     profiler, key, facts = job.profiler, point.key, point.facts["profile"]
-    device = recorded_environment(job).get("device") or {}
+    device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix, root = profiler.command(place, about), job.paths.root
     targets = [root / path.name for path in profiler.outputs(place)]
     refuse_to_overwrite(targets, root, "move it away and repeat the command")
     reported: dict[str, Any] = {}
-
-    def listen(event: Event) -> None:
-        reported.update(event.get("profile") or {})
-        Status(reported.get("status", Status.OK))
-        job.listener(event)
-
     began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
-    ending = _one_worker(replace(job, listener=listen), [f"--profile={number}"], prefix)
+    ending = _one_worker(job, [f"--profile={job.profiles.index(key)}"], prefix, reported)
     facts |= {"command": prefix}
     if "status" in reported:
         point.status, point.error = Status(reported["status"]), str(reported["error"])
@@ -316,55 +307,66 @@ def _run_profiler(job: Job, point: Point, place: Place, *, number: int) -> None:
     point.doubts += collected.doubts
 
 
-def recorded_environment(job: Job) -> Mapping[str, Any]:
-    """Return the recorded environment; nothing if a worker has not begun."""
+def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the recorded environment and its diagnostics; nothing if no worker has begun."""
     try:
-        return environment.load(job.paths.environment)[0]
+        return environment.load(job.paths.environment)
     except UserError:
-        return {}
+        return {}, []
 
 
-def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
+def _one_worker(
+    job: Job, what: Sequence[str], prefix: Sequence[str] = (), profile: dict[str, Any] | None = None
+) -> _Ending:
+    """Start a worker and wait for its end; raises PerfexpError if it refuses its work.
+
+    Args:
+        prefix: command of a profiler.
+        profile: gets what the worker reports about its profile.
+    """
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
     imports = None if prefix or _COLD_START in what else config.imports(job.plain)
     process = WorkerProcess(command, job.paths.log, imports=imports)
     current: Key | None = None
-    refusal, failure = None, None
 
     def take(event: Event) -> None:
-        nonlocal current, refusal, failure
+        nonlocal current
         if event["event"] == "point":
             current = msgspec.convert(event["key"], Key)
         elif event["event"] == "done":
             current = None
-        elif event["event"] == "refused":
-            refusal = _Refused(event["message"], event["exit_code"])
-        elif event["event"] == "failed":
-            failure = event
+        if profile is not None:
+            profile.update(event.get("profile") or {})
+            Status(profile.get("status", Status.OK))
         job.listener(event)
 
     heard = listen(process, job.plan.timeout_seconds, take)
-    if refusal is not None:
-        job.refusal = str(refusal)
-        if not any(word.startswith("--profile=") for word in what):  # the point has the reason
+    if refused := heard.last.get("refused"):
+        job.refusal = refused["message"]
+        if profile is None:  # else the point has the reason
             with suppress(OSError):  # a full disk is reported elsewhere
                 job.paths.claim(job.paths.refusal)
                 write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
         if current is not None and current not in job.profiles:
             _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
-        raise refusal
+        raise error_of(refused)
+    status, text = _judged(heard)
+    return _Ending(status, text, current)
+
+
+def _judged(heard: Heard) -> tuple[Status, str]:
+    """Return the status of a point during which a worker ended, and the reason."""
     if heard.termination:
         status, why = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
-        return _Ending(status, f"the worker {heard.termination}{why}", current)
-    if heard.code >= 0 and failure is not None:
-        status = Status(failure.get("status", Status.FAILED))
-        return _Ending(status, failure["message"], current, hopeless=status is not Status.KILLED)
-    if heard.code >= 0:
-        text = heard.ending if heard.code else "ended without a result"
-        return _Ending(Status.FAILED, f"the worker {text}; see run.log", current)
-    hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
-    return _Ending(Status.KILLED, f"the worker {heard.ending}{hint}; see run.log", current, hopeless=False)
+        return status, f"the worker {heard.termination}{why}"
+    if heard.code < 0:
+        hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
+        return Status.KILLED, f"the worker {heard.ending}{hint}; see run.log"
+    if failure := heard.last.get("failed"):
+        return Status(failure.get("status", Status.FAILED)), failure["message"]
+    text = heard.ending if heard.code else "ended without a result"
+    return Status.FAILED, f"the worker {text}; see run.log"
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:

@@ -32,9 +32,11 @@ class Heard(NamedTuple):
     """How a conversation ended: the worker's exit code, or minus the number of the signal that ended it.
 
     A worker that was terminated has the reason, as a verb and its object; `garbled` if its message cannot be read.
+    `last` has the last event of each kind.
     """
 
     code: int
+    last: dict[str, Event]
     termination: str | None = None
     garbled: bool = False
 
@@ -57,10 +59,12 @@ def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable
     Args:
         silence_seconds: longest time without an event, or None for any.
     """
+    last: dict[str, Event] = {}
     termination, garbled = None, False
     try:
         for event in process.events(silence_seconds):
             messages.check(event)
+            last[event["event"]] = event
             take(event)
     except SilenceError as error:
         if not error.finished:
@@ -69,16 +73,12 @@ def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable
         termination, garbled = f"sent a message that cannot be read ({error})", True
     finally:
         code = process.end()
-    return Heard(code, termination, garbled)
+    return Heard(code, last, termination, garbled)
 
 
-class _Answers(NamedTuple):
-    """Answers by name; if the worker has not finished, how it ended, its last error, and what it was doing."""
-
-    parts: dict[str, Any]
-    ending: str | None
-    error: Event | None
-    during: str | None
+def error_of(event: Event) -> PerfexpError:
+    """Return the error of a worker that refused or failed, by its event."""
+    return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(event["message"])
 
 
 def _ask(
@@ -87,13 +87,14 @@ def _ask(
     silence_seconds: float | None,
     imports: Sequence[str] | None = None,
     waiting: Callable[[str], None] = lambda _: None,
-) -> _Answers:
-    """Start a worker, whose log is in a folder, and take its answers."""
+) -> tuple[dict[str, Any], dict[str, Event], str | None]:
+    """Start a worker, whose log is in a folder, and return its answers by name, and the last event of each kind.
+
+    If the worker has not finished, how it ended comes third.
+    """
     parts: dict[str, Any] = {}
-    last: dict[str, Event] = {}
 
     def take(event: Event) -> None:
-        last[event["event"]] = event
         if event["event"] == "part":
             parts[event["name"]] = event["answer"]
         elif event.get("patient"):
@@ -101,12 +102,11 @@ def _ask(
 
     log = Path(folder) / "run.log"
     heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
-    during, error = last.get("block", {}).get("text"), last.get("refused") or last.get("failed")
-    if "finished" in last and not heard.termination:
-        return _Answers(parts, None, error, during)
+    if "finished" in heard.last and not heard.termination:
+        return parts, heard.last, None
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
     why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
-    return _Answers(parts, f"{heard.ending}{why}", error, during)
+    return parts, heard.last, f"{heard.ending}{why}"
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -123,12 +123,12 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         content = plan_file.to_yaml(plain)
         (Path(folder) / "plan.yaml").write_bytes(content)
         command = worker_command(folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}")
-        answers = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
-    if (error := answers.error) is not None:
-        raise (UserError if error.get("exit_code") == UserError.exit_code else PerfexpError)(error["message"])
-    if answers.ending or what not in answers.parts:
-        raise PerfexpError(f"The worker {answers.ending or 'ended without an answer'}.")
-    return dict(answers.parts[what])
+        parts, last, ending = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
+    if event := last.get("refused") or last.get("failed"):
+        raise error_of(event)
+    if ending or what not in parts:
+        raise PerfexpError(f"The worker {ending or 'ended without an answer'}.")
+    return dict(parts[what])
 
 
 def survey(index: int | None) -> dict[str, Any]:
@@ -140,15 +140,15 @@ def survey(index: int | None) -> dict[str, Any]:
     command = worker_command("--what=survey", *([] if index is None else [f"--gpu-index={index}"]))
     try:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-            answers = _ask(command, folder, _SILENCE_SECONDS)
+            parts, last, ending = _ask(command, folder, _SILENCE_SECONDS)
     except (PerfexpError, OSError) as error:
         return {"parts": {}, "failure": {"text": str(error), "during": None}}
-    during, failure = answers.during, None
-    if answers.ending:
+    during, failure = last.get("block", {}).get("text"), None
+    if ending:
         doing = f" while {_DOING[during]}" if during in _DOING else ""
-        text = f"the process that queries torch and the driver {answers.ending}{doing}"
+        text = f"the process that queries torch and the driver {ending}{doing}"
         failure = {"text": text, "during": during}
-    return {"parts": answers.parts, "failure": failure}
+    return {"parts": parts, "failure": failure}
 
 
 @cache

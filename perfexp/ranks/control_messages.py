@@ -112,7 +112,7 @@ class Leader(ProcessGroup):
     def joined(self, step: Step) -> Step:
         self._plain = step
         segments = enumerate(step.segments)
-        led = tuple((name, self._led(_line("segment", index), part)) for index, (name, part) in segments)
+        led = tuple((name, self._led(_line("call", index), part)) for index, (name, part) in segments)
         return replace(step, call=self._led(_CALL, step.call), segments=led)
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
@@ -177,9 +177,8 @@ class Follower:
                     step, first = opened.enter_context(point(msgspec.convert(content, Key)))
                     opened.enter_context(undisturbed())
                 elif name == "call":
-                    step.call()
-                elif name == "segment":
-                    step.segments[content][1]()
+                    call = step.call if content is None else step.segments[content][1]
+                    call()
                 elif name == "first":
                     first()
                 elif name == "burst":

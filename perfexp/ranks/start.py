@@ -38,6 +38,11 @@ class Ended(NamedTuple):
     error: dict[str, Any] | None = None
     node: str = ""
 
+    def __str__(self) -> str:
+        """`(process 7 on n1) was terminated by SIGKILL`, for a rank that a signal ended."""
+        place = f" on {self.node}" if self.node else ""
+        return f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
+
 
 def events_path(folder: Path) -> Path:
     """Return the path through which the first rank sends its events to the parent of the worker."""
@@ -111,17 +116,13 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
     # the launcher terminates the others by SIGTERM, and the first rank leaves when another is lost
     consequences = ((0, RANK_LOST), *((rank, -signal.SIGTERM) for rank in failures))
     causes = {rank: end for rank, end in failures.items() if (rank, end.exitcode) not in consequences} or failures
-    killed = [rank for rank in causes if causes[rank].exitcode < 0]
+    killed = {rank: end for rank, end in causes.items() if end.exitcode < 0}
     # a library aborts when its peer is gone, so any other signal came first
-    killed = [rank for rank in killed if causes[rank].exitcode != -signal.SIGABRT] or killed
+    killed = {rank: end for rank, end in killed.items() if end.exitcode != -signal.SIGABRT} or killed
     if killed:
-        names = {rank: signal.Signals(-causes[rank].exitcode).name for rank in killed}
-        hint = "; the system may have run out of memory" if "SIGKILL" in names.values() else ""
-        places = {rank: f" on {causes[rank].node}" if causes[rank].node else "" for rank in killed}
-        who = " and ".join(
-            f"rank {rank} of {size} (process {causes[rank].pid}{places[rank]}) was terminated by {names[rank]}"
-            for rank in killed
-        )
+        is_memory = any(end.exitcode == -signal.SIGKILL for end in killed.values())
+        hint = "; the system may have run out of memory" if is_memory else ""
+        who = " and ".join(f"rank {rank} of {size} {end}" for rank, end in killed.items())
         emit("failed", message=f"{who}{hint}; see run.log", status="killed")
     elif errors := [end.error for end in failures.values() if end.error and "status" in end.error]:
         error = min(errors, key=itemgetter("timestamp"))

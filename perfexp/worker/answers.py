@@ -104,7 +104,7 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     }
 
 
-def peak_memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
+def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
     """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason.
 
     Unknown workspaces of convolutions are measured if the plan's device is present, which is reserved from then on.

@@ -26,8 +26,8 @@ from perfexp.worker.workbench import Workbench, report_failure
 
 #: Points that a worker measures with the whole procedure.
 _MEASURES = {"trials": points.try_batch, "timed": points.measure_points, "layers": points.dissect_points}
-#: Functions that answer a question about a plan.
-_ANSWERS = {"algorithms": "algorithms", "memory": "peak_memory"}
+#: Questions about a plan, by the names of the functions that answer.
+_ANSWERS = ("algorithms", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif what in _ANSWERS:
             from perfexp.worker import answers
 
-            emit("part", name=what, answer=getattr(answers, _ANSWERS[what])(plan, paths, emit))
+            emit("part", name=what, answer=getattr(answers, what)(plan, paths, emit))
         else:
             bench = Workbench(plan, paths, emit)
-            with bench.sharing_host(), bench.opened() as procedure:
+            with bench.opened() as procedure:
                 _MEASURES[what](procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)
@@ -93,7 +93,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     key, profiler = keys[number], config.build(plan.profiler)
     emit.point(key)
     bench = Workbench(plan, paths, emit)
-    with bench.sharing_host(), bench.opened(profiled=True) as procedure:
+    with bench.opened(profiled=True) as procedure:
         from perfexp.profilers.passing import look  # with the modes, which a cold start loads when it needs them
 
         try:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partial
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.models.module import live_model
 from perfexp.models.torch_settings import unchanged
 from perfexp.plan import config
-from perfexp.records import diagnostics
-from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.worker import points
@@ -36,16 +35,12 @@ def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any]
             paths.log.open("a", encoding="utf-8") as log,
             redirect_stderr(log),  # tracebacks, as those of a worker
             unchanged(model),
-            _Here(plan, paths, emit, model).opened() as procedure,
+            Workbench(plan, paths, emit, partial(live_model, model, plan.model_name)).opened() as procedure,
         ):
             points.measure_points(procedure, plan, paths, 0, emit)
             points.dissect_points(procedure, plan, paths, 0, emit)
     finally:
         gc.unfreeze()
-
-
-#: The class below has an argument named as the module.
-_NOTE = diagnostics.make("in_process")
 
 
 class _Waits(Events):
@@ -58,19 +53,3 @@ class _Waits(Events):
     def __call__(self, event: str, **details: Any) -> None:
         if details.get("patient"):
             self._warn(details["text"])
-
-
-class _Here(Workbench):
-    """A workbench whose model is an object, and whose facts and diagnostics say so."""
-
-    owns_process = False
-
-    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events, model: Callable[..., Any]) -> None:
-        super().__init__(plan, paths, emit)
-        self._model = model
-
-    def build_model(self) -> Any:
-        return live_model(self._model, self.plan.model_name)
-
-    def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
-        super().write_environment([*further, _NOTE], in_process=True, **extra)

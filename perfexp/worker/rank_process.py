@@ -78,7 +78,7 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
             bench.emit.block("waiting for the devices of the other nodes", patient=True)
         leader.begin()
         member, shared = _join(bench, place)
-        with bench.procedure(seed=bench.plan.seed, energy=None) as procedure:
+        with bench.procedure() as procedure:
             reports = member.group.gather(_report(bench, place))
             facts = {"devices": [report["device"] for report in reports], **shared, **_of_hosts(reports)}
             doubts = [
@@ -115,7 +115,8 @@ def _follow(bench: Workbench, place: Place) -> int:
             has_device = True
             bench.open_data()
             member, _ = _join(bench, place)
-            with bench.procedure(seed=bench.plan.seed + place.number, energy=None) as procedure:
+            with bench.procedure() as procedure:
+                procedure.seed += place.number
                 member.group.gather(_report(bench, place))
                 follower.follow(lambda key: _point(procedure, key), member)
                 member.group.barrier()

@@ -46,17 +46,16 @@ class Workbench:
 
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
 
-    Attributes:
-        owns_process: whether the model ends with this process.
+    Args:
+        live: makes the model of an object of the caller's, in whose process this is; None to build the plan's.
     """
 
-    owns_process = True
     device: Device
     data: Data
     session: Session
 
-    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events) -> None:
-        self.plan, self.paths, self.emit = plan, paths, emit
+    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events, live: Callable[[], Any] | None = None) -> None:
+        self.plan, self.paths, self.emit, self._live = plan, paths, emit, live
         self.turn: host_turns.Turn = host_turns.free
 
     @contextmanager
@@ -75,10 +74,11 @@ class Workbench:
 
         An attached profiler changes the device's facts, so they are not written again.
         """
-        self.emit.block("loading")
-        self.find_device()
-        self.open_data()
         with ExitStack() as stack:
+            stack.enter_context(self.sharing_host())
+            self.emit.block("loading")
+            self.find_device()
+            self.open_data()
             trace = stack.enter_context(self._memory_trace())
             self.check()
             stack.enter_context(self.reserved(self.device))
@@ -89,8 +89,11 @@ class Workbench:
                 self.require_same_environment()
             else:
                 self.write_environment()
-            with self.procedure(memory_trace=trace) as procedure:
-                yield procedure
+            procedure = stack.enter_context(self.procedure())
+            procedure.memory_trace = trace
+            if self.plan.probes.energy:
+                procedure.energy = self.energy_of(self.device.meters())
+            yield procedure
 
     def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
         if not self.plan.traces_memory:
@@ -120,7 +123,7 @@ class Workbench:
             from perfexp.models.trainer import read_checkpoint  # with torch
 
             read_checkpoint(Path(train["resume_from"]).expanduser())
-        if self.owns_process and self.device.identifier and hasattr(algorithm, "check"):
+        if self._live is None and self.device.identifier and hasattr(algorithm, "check"):
             algorithm.check(partial(self._open_model, CpuDevice()), self.device.identifier)
 
     def open_data(self) -> None:
@@ -168,7 +171,7 @@ class Workbench:
     def load_model(self) -> None:
         """Load the plan's model on the device."""
         self.session = self._open_model(self.device)
-        if len(self.plan.phases) > 1 or not self.owns_process:
+        if len(self.plan.phases) > 1 or self._live is not None:
             self.session.keep_differentiable()
 
     def _open_model(self, device: Device) -> Session:
@@ -176,7 +179,7 @@ class Workbench:
         from perfexp.data import check  # part of the lap that loads the data in a cold start
 
         check(self.data)
-        model = self.build_model()
+        model = config.build(self.plan.model) if self._live is None else self._live()
         if "torch" in sys.modules:  # maybe a torch module of the user's
             from perfexp.models.module import adapt
 
@@ -190,10 +193,6 @@ class Workbench:
         )
         return session
 
-    def build_model(self) -> Any:
-        """Build the plan's model."""
-        return config.build(self.plan.model)
-
     def _check_checkpoint(self) -> None:
         """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
         train = self.plan.mode.train
@@ -202,46 +201,40 @@ class Workbench:
             config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
-    def procedure(self, **extra: Any) -> Iterator[Procedure]:
-        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure.
-
-        The `extra` fields of the procedure replace those of the plan.
-        """
+    def procedure(self) -> Iterator[Procedure]:
+        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure."""
         from perfexp.measuring.procedure import Procedure  # with all probes, which a cold start does without
 
-        plan, algorithm = self.plan, config.build(self.plan.algorithm)
-        with algorithm.applied(self.session) as applied:
+        plan, probes = self.plan, self.plan.probes
+        with config.build(plan.algorithm).applied(self.session) as applied:
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
-            if plan.probes.energy and "energy" not in extra:
-                extra["energy"] = self.energy_of(self.device.meters())
-            fields: dict[str, Any] = {
-                "session": self.session,
-                "device": self.device,
-                "data": self.data,
-                "modes": {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
-                "stopping": plan.stopping_rule,
-                "algorithm": applied,
-                "percentiles": plan.percentiles,
-                "probes": {name: config.build(node) for name, node in plan.probe.items()},
-                "epochs": plan.epochs,
-                "cache": plan.cache,
-                "graph": plan.execution.cuda_graph,
-                "takes_call_times": plan.probes.call_times,
-                "reads_load": plan.probes.loaded_clock,
-                "counts_work": plan.probes.work,
-                "checks_outputs": plan.probes.correctness,
-                "compares_alone": plan.probes.scaling,
-                "peaks": sheet_peaks(plan, self.device),
-                "seed": plan.seed,
-                "turn": self.turn,
-                "checkpoint": self._checkpoint,
-                "trained_weights": self.trained_weights() if plan.infers_trained else None,
-                "progress": self.emit.block,
-                "report": self._report_epoch,
-            }
-            yield Procedure(**fields | extra)
+            yield Procedure(
+                session=self.session,
+                device=self.device,
+                data=self.data,
+                modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+                stopping=plan.stopping_rule,
+                algorithm=applied,
+                percentiles=plan.percentiles,
+                probes={name: config.build(node) for name, node in plan.probe.items()},
+                epochs=plan.epochs,
+                cache=plan.cache,
+                graph=plan.execution.cuda_graph,
+                takes_call_times=probes.call_times,
+                reads_load=probes.loaded_clock,
+                counts_work=probes.work,
+                checks_outputs=probes.correctness,
+                compares_alone=probes.scaling,
+                peaks=sheet_peaks(plan, self.device),
+                seed=plan.seed,
+                turn=self.turn,
+                checkpoint=self._checkpoint,
+                trained_weights=self.trained_weights() if plan.infers_trained else None,
+                progress=self.emit.block,
+                report=self._report_epoch,
+            )
 
     def trained_weights(self) -> Path:
         """Return the file of the weights that the plan's training ends with."""
@@ -280,35 +273,28 @@ class Workbench:
         device and session are written in any case.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
+        own = [*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *self._of_host(facts), *further]
+        if self._live is not None:
+            facts["in_process"] = True
+            own.append(diagnostics.make("in_process"))
         earlier = self._same_environment(facts)
-        own = (
-            *(*self.device.doubts(), *self.session.doubts(), *self._data_doubts()),
-            *(*self._of_host(facts), *further),
-        )
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
         write_atomically(self.paths.environment, content.encode() + b"\n")
 
     def _data_doubts(self) -> list[Diagnostic]:
         problems = list(getattr(self.data, "problems", ()))
+        if not problems:
+            return []
         files = units.counted(len(problems), "file")
-        what = f"{files} can't be used, and are left out; the first: {problems[0] if problems else ''}"
-        return (
-            [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
-            if problems
-            else []
-        )
+        what = f"{files} can't be used, and are left out; the first: {problems[0]}"
+        return [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
-        is_shared = self.plan.host_sharing is plan_fields.HostSharing.together
-        return [
-            *(
-                [diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")]
-                if is_shared
-                else []
-            ),
-            *of_node(facts),
-        ]
+        if self.plan.host_sharing is not plan_fields.HostSharing.together:
+            return of_node(facts)
+        shared = diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")
+        return [shared, *of_node(facts)]
 
     def require_same_environment(self) -> None:
         """Raise UserError if the points that are already in the folder were measured in another environment."""

@@ -15,10 +15,10 @@ from msgspec.structs import replace as replaced
 
 from perfexp import main
 from perfexp.cluster import campaign as campaigns
-from perfexp.cluster import element, job_states, local_queue, site, slurm, submission
+from perfexp.cluster import element, job_states, local_queue, site, slurm
+from perfexp.cluster.campaign import SlurmCampaign, SlurmSettings
 from perfexp.cluster.job_states import SubmittedRun
 from perfexp.cluster.slurm import QueuedJob
-from perfexp.cluster.submission import SlurmSettings
 from perfexp.commands import job_output
 from perfexp.commands import run as command
 from perfexp.errors import PerfexpError, UserError
@@ -80,7 +80,7 @@ def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(tm
         )
         for number in range(8)
     ]
-    found = [[run.number for run in array] for _, array in submission.submit(runs, paths, "s", SlurmSettings(), [])]
+    found = [[run.number for run in array] for _, array in campaigns.submit(runs, paths, "s", SlurmSettings(), [])]
     assert found == [[0, 2, 4], [6], [1, 3, 5], [7]]
     assert [word for words in options for word in words if "array" in word] == ["--array=0-2", "--array=0-0"] * 2
     assert job_states.load(paths)[4].job == "1_2"
@@ -138,16 +138,16 @@ def test_states_join_records_queue_and_accounting(campaign):
 def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
     sweep, folder = campaign
     with pytest.raises(UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"):
-        submission.dependency(folder)
+        campaigns.dependency(folder)
     sweep.children = [child for child in sweep.children if child.job in (0, 2, 3)]
     (folder / "sweep.json").write_bytes(sweep.to_json())
-    assert submission.dependency(folder) == ["--dependency=afterok:7_2:7_3"]
+    assert campaigns.dependency(folder) == ["--dependency=afterok:7_2:7_3"]
     sweep.children = sweep.children[:1]
     (folder / "sweep.json").write_bytes(sweep.to_json())
-    assert submission.dependency(folder) == []
-    assert submission.dependency("12,13_4") == ["--dependency=afterok:12:13_4"]
+    assert campaigns.dependency(folder) == []
+    assert campaigns.dependency("12,13_4") == ["--dependency=afterok:12:13_4"]
     with pytest.raises(UserError, match="no sweep of a stage"):
-        submission.dependency("nowhere")
+        campaigns.dependency("nowhere")
 
 
 def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monkeypatch, capsys):
@@ -256,11 +256,13 @@ def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
     monkeypatch.setattr(scheduler, "_shown", lambda kind, name: dict(w.split("=", 1) for w in shown[kind].split()))
     variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURMD_NODENAME": "n1"}
     variables |= {"SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "1"}
-    facts = scheduler.job_facts(variables)
+    monkeypatch.setattr(scheduler, "environ", variables)
+    facts = scheduler.job_facts()
     assert facts["id"] == "7_2"
     assert facts["constraint"] == "gpul40s"
     assert facts["others"] == {"cpus": 8, "gpus": 2}
-    assert scheduler.job_facts({}) is None
+    variables.clear()
+    assert scheduler.job_facts() is None
 
 
 def test_a_turn_begins_when_all_others_pause_and_nobody_deadlocks(monkeypatch, tmp_path):
@@ -480,7 +482,7 @@ def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_pat
     monkeypatch.setattr(slurm, "call", taken)
     monkeypatch.setattr(paths, "claim", lambda *_: None)
     with interrupts.handled(), pytest.raises(KeyboardInterrupt):
-        list(submission.submit([run], paths, "s", SlurmSettings(), []))
+        list(campaigns.submit([run], paths, "s", SlurmSettings(), []))
     assert job_states.load(paths)[0].job == "5_0"
 
 
@@ -505,20 +507,24 @@ def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypa
 
 def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
     assignment = SimpleNamespace(
-        number=1, folder=tmp_path / "0", overwrites=False, plan=SimpleNamespace(gpu_name="cpu", devices=1, nodes=1)
+        number=1,
+        folder=tmp_path / "0",
+        overwrites=False,
+        plan=SimpleNamespace(gpu_name="cpu", devices=1, nodes=1, tracking={"_target_": "perfexp.tracking.NoTracking"}),
     )
     boxed = Cluster(name="boxed", container="image.sif")
     with pytest.raises(UserError, match=r"hydra\.launcher\.requeue=false"):
-        submission.request_of(assignment, [], boxed, SlurmSettings(), sends=False)
-    settings = SlurmSettings(requeue=False)
-    run = submission.request_of(assignment, [], boxed, settings, sends=False)
-    script = submission._script([run], SweepPaths(tmp_path), settings)
+        SlurmCampaign({}).add(assignment, boxed, [])
+    own = SlurmCampaign({"requeue": False})
+    own.add(assignment, boxed, [])
+    [run], settings = own.runs, SlurmSettings(requeue=False)
+    script = campaigns._script([run], SweepPaths(tmp_path), settings)
     assert 'exec apptainer exec --nv image.sif python3 -P -m perfexp "$@"\n' in script
     assert sys.executable not in script
     assert site.python(Cluster(name="bare"))[0] == sys.executable
     assignment.plan.nodes = 2
     with pytest.raises(UserError, match="A container has no srun"):
-        submission.request_of(assignment, [], boxed, settings, sends=False)
+        own.add(assignment, boxed, [])
 
 
 @pytest.mark.slow

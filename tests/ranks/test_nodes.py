@@ -119,7 +119,8 @@ def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary, monkeypa
         ({"SLURMD_NODENAME": ""}, "job 7 has 2"),
     ],
 )
-def test_several_nodes_need_a_job_of_as_many(changes, text):
+def test_several_nodes_need_a_job_of_as_many(changes, text, monkeypatch):
     environ = {name: value for name, value in (JOB | changes).items() if value}
+    monkeypatch.setattr(scheduler, "environ", environ)
     with pytest.raises(UserError, match=f"gpu.nodes=2 needs a job of SLURM with 2 nodes; {text}"):
-        scheduler.require_nodes(2, environ)
+        scheduler.require_nodes(2)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.orchestration.progress_relay import ProgressRelay
+from perfexp.orchestration.job import ProgressRelay
 from perfexp.plots import record_plots
 from perfexp.plots.chart import Chart
 from perfexp.records.diagnostics import Diagnostic, make
