@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -66,7 +66,8 @@ def export(
     pass; that of a layer or an operation names its fastest algorithm among these runs: default, or one that computed it
     itself.
     """
-    targets = _targets(out, form, samples=samples, layers=layers)
+    contents = ["points", *["samples"] * samples, *["layers"] * layers]
+    targets = _targets(out, form, contents)
     collected = Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
     refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
@@ -75,9 +76,9 @@ def export(
     lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
-        targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
+        targets = {target: file for target, file in targets.items() if target[0] != "layers"}
     if lines:
-        _write(targets, lines, collected.blocks(), rows)
+        _write(targets, {"points": lines, "layers": rows}, collected.blocks())
     if as_json:
         written = [str(file.absolute()) for file in targets.values()] if lines else []
         echo(json_results.text({"lines": len(lines), "runs": len(collected.runs), "files": written}))
@@ -194,34 +195,31 @@ class Collected:
         self.exit_code = 1
 
 
-def _targets(out: Path, form: Format | None, *, samples: bool, layers: bool) -> dict[str, Path]:
-    """The files by content: `csv`, `parquet`, `samples csv`, `layers parquet`, …."""
+def _targets(out: Path, form: Format | None, contents: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """The files by content (`points`, `samples`, `layers`) and format (`csv`, `parquet`)."""
     suffix, formats = out.suffix.lower().removeprefix("."), [kind.value for kind in (Format.csv, Format.parquet)]
     if suffix and suffix not in formats:
         raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
     if suffix and form not in (None, Format.both, suffix):
         raise UserError(f"--out {out} and --format {form} contradict each other: leave one of them out.")
     wanted = form.value if form else suffix
-    chosen = [wanted] if wanted in formats else formats
-    stem = out.with_suffix("")
-    targets = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in chosen}
-    for content in (name for name, wanted in (("samples", samples), ("layers", layers)) if wanted):
-        targets |= {f"{content} {kind}": stem.with_name(f"{stem.name}_{content}.{kind}") for kind in chosen}
+    targets = {}
+    for content in contents:
+        name = out.stem if content == "points" else f"{out.stem}_{content}"
+        for kind in [wanted] if wanted in formats else formats:
+            targets[content, kind] = out.with_name(f"{name}.{kind}")
     return targets
 
 
-def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block], layers: Sequence[Line]) -> None:
-    made = {
-        "csv": lambda: csv_tables.to_csv(lines),
-        "parquet": lambda: tidy.to_parquet(tidy.frame(lines)),
-        "samples csv": lambda: tidy.samples_csv(blocks),
-        "layers csv": lambda: csv_tables.to_csv(layers),
-        "layers parquet": lambda: tidy.to_parquet(tidy.frame(layers)),
-        "samples parquet": lambda: tidy.to_parquet(tidy.samples(blocks)),
-    }
-    for kind, file in targets.items():
+def _write(targets: dict[tuple[str, str], Path], tables: Mapping[str, Sequence[Line]], blocks: Sequence[Block]) -> None:
+    for (content, kind), file in targets.items():
+        if content == "samples":
+            made = tidy.samples_csv(blocks) if kind == "csv" else tidy.to_parquet(tidy.samples(blocks))
+        else:
+            lines = tables[content]
+            made = csv_tables.to_csv(lines) if kind == "csv" else tidy.to_parquet(tidy.frame(lines))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, made[kind]())
+            write_atomically(file, made)
         except OSError as error:
             raise UserError(f"{file} can't be written: {error.strerror}. Choose another with --out FILE.") from error

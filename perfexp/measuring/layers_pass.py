@@ -21,7 +21,7 @@ from perfexp.measuring.procedure import Procedure
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import DEVICE_TIMES, device_series, first_median_interval
+from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, first_series
 from perfexp.records.quantities import CLOSURE, GAP_SHARE, LAYER_FLOPS, UNATTRIBUTED
 from perfexp.records.record import Key, Metric, Point, Status, timed_key, timestamp
 from perfexp.statistics.estimators import Interval
@@ -69,7 +69,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         _add_reason(point, "the layers of Apple's GPU have no times: the host only enqueues their work")
         return
     unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
-    has_device_time = timed is not None and device_series(timed) is not None
+    has_device_time = timed is not None and first_series(timed, *DEVICE_TIMES) is not None
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
     from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
     from perfexp.layers.stamps import stamp_layers

@@ -13,7 +13,7 @@ from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
 from perfexp.records import diagnostics, units
-from perfexp.records.point_times import device_series
+from perfexp.records.point_times import DEVICE_TIMES, first_series
 from perfexp.records.quantities import CYCLES, EPOCH_SECONDS, HOST_SECONDS
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
@@ -78,7 +78,7 @@ def busy_seconds(point: Point) -> float:
 
 def device_seconds(point: Point) -> float:
     """Return how long the device itself has worked on a point's calls, without waiting for the host."""
-    device = device_series(point)
+    device = first_series(point, *DEVICE_TIMES)
     if device is None:
         return 0.0
     calls = sum(len(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
@@ -107,7 +107,7 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
 
 def judge_bound(point: Point) -> None:
     """Store what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
-    device, loop = device_series(point), point.find_series("throughput")
+    device, loop = first_series(point, *DEVICE_TIMES), point.find_series("throughput")
     if device is None or loop is None or not loop.measured:
         return
     host = metric.value if (metric := point.metric(HOST_SECONDS)) else None
@@ -132,7 +132,7 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
 
 def add_cycles(point: Point) -> None:
     """Add the device's time of a call in cycles of its clock under load, or the reason why they are unknown."""
-    if (series := device_series(point)) is None:
+    if (series := first_series(point, *DEVICE_TIMES)) is None:
         return
     clocks = point.facts.get("loaded_sm_clock_hertz", {}).get(series.name)
     cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None

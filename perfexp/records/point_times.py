@@ -38,11 +38,8 @@ def is_of_gpu(point: Point) -> bool:
 
 def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
     """Median seconds per call of the first of the named series that has samples; None without samples."""
-    for name in names:
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return blockwise.block_median(blocks_of(series))
-    return None
+    series = first_series(point, *names)
+    return blockwise.block_median(blocks_of(series)) if series else None
 
 
 def first_median(point: Point, *names: str) -> float | None:
@@ -63,16 +60,13 @@ def loop_interval(point: Point) -> estimators.Interval | None:
 
     Data loaders may deliver batches in bursts, which the mean includes and the median hides.
     """
-    for name in ("throughput", "latency"):
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return blockwise.block_mean(blocks_of(series))
-    return None
+    series = first_series(point, "throughput", "latency")
+    return blockwise.block_mean(blocks_of(series)) if series else None
 
 
-def device_series(point: Point) -> Series | None:
-    """The series of the device's own time, of the queue rather than of the graph; None without either."""
-    found = (point.find_series(name) for name in DEVICE_TIMES)
+def first_series(point: Point, *names: str) -> Series | None:
+    """The first of the named series that has samples; None without samples."""
+    found = (point.find_series(name) for name in names)
     return next((series for series in found if series is not None and series.measured), None)
 
 

@@ -6,6 +6,7 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import descriptions, run_names, run_params
 from perfexp.tracking.mlflow_sink import MlflowSink
 
@@ -159,5 +160,5 @@ def test_tags_that_cannot_be_are_refused_before_anything_is_measured(tags, tmp_p
 
 def test_a_users_description_stands_above_the_results(make_record):
     record = make_record(plan={"tracking": {"description": "a *first* <b>try</b>"}})
-    note = descriptions.of_run(record, {})
+    note = descriptions.of_run(Analysis.of(record), {})
     assert note.startswith("a \\*first\\* &lt;b&gt;try&lt;/b&gt;\n\nresnet50 · inference · 224")
