@@ -55,7 +55,7 @@ class Sweep(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Skipping:
-    """What points that need too much memory change, as in `Sweep`."""
+    """Consequences of points that need too much memory, as in `Sweep`."""
 
     skip_larger: bool = False
     skip_oom: bool = False

@@ -461,7 +461,7 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[Section]:
-    """The header, and for each side what `of_side` returns."""
+    """Return the header, and the values of `of_side` for each side."""
     yield Section("", header(comparison))
     for side in comparison.sides[1:]:
         yield from of_side(comparison, side, has_kernels=has_kernels)

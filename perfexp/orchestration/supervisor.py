@@ -322,7 +322,7 @@ def _one_worker(
 
     Args:
         prefix: command of a profiler.
-        profile: gets what the worker reports about its profile.
+        profile: dictionary for the worker's report on its profile.
     """
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ class Line:
     Attributes:
         color: position in `COLORS`, from 0; it starts again after the last.
         is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
-        rough: for each point why its marker is hollow; empty where it is not.
+        rough: reasons why markers are hollow, one per point; empty text for a filled marker.
         odd: positions to ring, each with its words.
         predicted: predictions with their intervals by position; they replace the line between the points.
     """

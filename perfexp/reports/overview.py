@@ -211,7 +211,7 @@ def _busy_seconds(point: Point, name: str) -> float:
 
 
 def ranks(record: Record) -> list[str]:
-    """Return what the figures of several ranks are of, and a sentence for each point that they measured.
+    """Return the scope of the figures of several ranks, and a sentence for each point that they measured.
 
     It has the rates together and of each, and shares with intervals. Nothing for a run without ranks.
     """

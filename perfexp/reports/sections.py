@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from perfexp.comparison import sweep_verdicts
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets
@@ -81,7 +83,9 @@ def _asked(analysis: Analysis) -> Iterator[str]:
         yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
     if texts := list(dict.fromkeys(filter(None, map(wording.coverage_text, analysis.rows)))):
         yield f"algorithm coverage  {' … '.join(texts)}"
-    yield from convolutions.sentences(analysis.record)
+    own = [point for point in analysis.record.points if not point.key.replicate]
+    for text in convolutions.sentences(msgspec.structs.replace(analysis.record, points=own)):
+        yield text.partition(";")[0]  # the rest says how that was measured
 
 
 def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:

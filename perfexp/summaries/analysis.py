@@ -1,4 +1,4 @@
-"""Analysis: what is computed of a record, once, for everything that shows or compares it."""
+"""Analysis: the rows and statistics of a record, computed once for everything that shows or compares it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metric notes: what the figures beside the times are of, as lines below their table."""
+"""Metric notes: lines below the table of metrics that define its figures."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Profile(msgspec.Struct):
 
 
 def profiles(record: Record) -> list[tuple[Point, Profile]]:
-    """Return the points of profiles with results, and what is shown of them."""
+    """Return the points of profiles with results, and their figures."""
     found = []
     for point in record.points:
         if is_profile(point.key):

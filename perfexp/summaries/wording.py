@@ -168,7 +168,7 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def continuation(rows: Iterable[Row]) -> str:
-    """Return the command that measures what was interrupted; empty if nothing was."""
+    """Return the command that continues an interrupted measurement; empty for a complete one."""
     unfinished = [row for row in rows if row.unfinished]
     again = "repeating perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
     return again if unfinished else ""
@@ -211,7 +211,7 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
 
 
 def figure_text(row: Row, name: str) -> str:
-    """Return a metric of a row as text, with the digits of what it is computed from; empty without a value."""
+    """Return a metric of a row as text, with the digits of its source; empty without a value."""
     if name == quantities.COVERAGE:
         return coverage_text(row)
     metric = row.metric(name)

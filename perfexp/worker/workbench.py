@@ -47,7 +47,7 @@ class Workbench:
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
 
     Args:
-        live: makes the model of an object of the caller's, in whose process this is; None to build the plan's.
+        live: function that returns the caller's own model, in the caller's process; None builds the plan's.
     """
 
     device: Device
@@ -287,8 +287,8 @@ class Workbench:
         if not problems:
             return []
         files = units.counted(len(problems), "file")
-        what = f"{files} can't be used, and are left out; the first: {problems[0]}"
-        return [diagnostics.make("data_incomplete", what=what, advice="repair or remove what run.log has a line for")]
+        what = f"left out, since unusable: {files}; the first: {problems[0]}"
+        return [diagnostics.make("data_incomplete", what=what, advice="repair or remove the files that run.log lists")]
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         if self.plan.host_sharing is not plan_fields.HostSharing.together:

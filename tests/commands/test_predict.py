@@ -311,7 +311,7 @@ def present(monkeypatch, tmp_path):
     def query(plain, what, *, waiting):
         assert what == "memory"
         plan = config.typed(plain)
-        return json.loads(json.dumps(answers.peak_memory(plan, RunPaths(tmp_path), Events(None))))
+        return json.loads(json.dumps(answers.memory(plan, RunPaths(tmp_path), Events(None))))
 
     for kind in ("auto", "cuda"):
         monkeypatch.setattr(f"perfexp.devices.{kind}.open_device", opened)
