@@ -147,7 +147,7 @@ def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
     line = "left out: 101_18_0_1_1_stand.txt: number of frames: 1, 2 or more are needed"
     assert line in benchmark.printed
     [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "data_incomplete"]
-    assert "1 file can't be used" in warning.message
+    assert "left out, since unusable: 1 file; the first: " in warning.message
     assert line in (benchmark.root / "x/run.log").read_text()
 
 
