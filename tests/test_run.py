@@ -24,7 +24,7 @@ from perfexp.modes.train import Train
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.records import metrics
 from perfexp.records.growth import scalings
-from perfexp.records.point_times import device_series
+from perfexp.records.point_times import DEVICE_TIMES, first_series
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import row
 from perfexp.stopping import Fixed
@@ -57,7 +57,7 @@ def procedure(device=None, stopping=None, model=None, **settings):
 
 
 def median(point, name=None):
-    series = point.find_series(name) if name else device_series(point)
+    series = point.find_series(name) if name else first_series(point, *DEVICE_TIMES)
     return float(np.median(series.measured))
 
 
