@@ -102,5 +102,6 @@ def test_the_table_names_the_confidence_and_what_would_decide(count, note):
     )
     text = "\n".join([*comparison_table.header(compared), *comparison_table.grid(compared, compared.sides[1]).notes])
     assert note in text
-    assert "no intervals before 2 processes" in text if count == 1 else "100 % intervals at this look" in text
+    words = "no intervals before 2 processes" if count == 1 else "100 % intervals, which hold 95 % of the time"
+    assert words in text
     assert sequential.level(count) == compared.sides[1].level or count == MOST

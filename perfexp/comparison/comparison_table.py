@@ -95,10 +95,11 @@ def header(comparison: Comparison) -> list[str]:
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
-    rate = f"false discovery rate {bare(comparison.fdr)} over all pairs of a measure, for differences and for SAME"
-    intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
-    rule = f"margin ±{bare(comparison.margin)}, {rate}; {'; '.join([*_processes(comparison), intervals])}"
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
+    has_many = len(points) > 1 or len(comparison.sides) > 2
+    rate = f"; false discovery rate {bare(comparison.fdr)} over all pairs of a measure" if has_many else ""
+    intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
+    rule = f"SAME: within ±{bare(comparison.margin)}{rate}; {'; '.join([*_processes(comparison), intervals])}"
     constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
     return [*lines, *filter(None, [constant]), rule]
 
@@ -126,7 +127,7 @@ def interval_words(level: float) -> str:
     """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side"
-    looks = "" if level == ALPHA else f" at this look at processes in turn, {bare(1 - ALPHA)} at all looks together"
+    looks = "" if level == ALPHA else f", which hold {bare(1 - ALPHA)} of the time however often one looks"
     return f"{confidence(level)} intervals{looks}"
 
 

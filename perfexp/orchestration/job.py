@@ -51,6 +51,7 @@ from perfexp.records.record import (
 )
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
+from perfexp.reports.overview import CAPTIONS
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries import profile_summary
@@ -139,7 +140,10 @@ class ProgressRelay:
         self._seconds = measured_seconds(points)
         is_ok = any(one.key == key and one.status is Status.OK for one in points)
         alike = [one for one in points if without_replicate(one.key) == planned]
-        return median_text(summary.row(alike, ())) if is_ok else ""
+        row = summary.row(alike, ())
+        if not (is_ok and row.time_kind):
+            return ""
+        return f"{CAPTIONS[row.time_kind]}{' so far' if row.processes > 1 else ''} {median_text(row)}"
 
 
 class Run(supervisor.Job):

@@ -40,8 +40,10 @@ def brief(analysis: Analysis) -> list[Section]:
     below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
     if any(row.time for row in table):
         continues = f"; {again} continues" if (again := wording.continuation(table)) else ""
-        processes = f"± 95 % interval over {scope}, " if (scope := wording.scope(table)) else ""
-        below.append(f"{processes}≈ no interval (perfexp help ±){continues}")
+        shown = figures.markdown() if isinstance(figures, Grid) else "".join(figures)
+        scope = f"± 95 % interval over {of}" if (of := wording.scope(table)) else ""
+        signs = "; ".join(filter(None, [scope, "≈ without an interval" if "≈" in shown else ""]))
+        below.append(f"{signs} (perfexp help ±){continues}" if signs else again)
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
     return [section for section in (*answer, *_layers(record), *_profile(record)) if section.content]
 

@@ -279,7 +279,7 @@ def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(b
 def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: SweepMembership | None, again: str) -> None:
     points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
     record = msgspec.structs.replace(build.record(*points), sweep=sweep)
-    note = f"  ± 95 % interval over 1 of 2 processes, ≈ no interval (perfexp help ±); {again} continues"
+    note = f"  ± 95 % interval over 1 of 2 processes; ≈ without an interval (perfexp help ±); {again} continues"
     assert " ".join(note.split()) in " ".join(
         " ".join(lines_of(lambda console: console.results(Analysis.of(record)))).split()
     )
@@ -806,7 +806,7 @@ def test_one_measurement_has_at_most_eight_lines_and_one_warning_with_its_help(b
     assert re.fullmatch(r"  latency     12\d\.?\d* ms ± [\d.]+ %   p95 \S.* ms.*   p99 \S.* ms.*", lines[2])
     assert re.fullmatch(r"  throughput  8\.\d+ samples/s ± [\d.]+ %   memory 513 MiB", lines[3])
     assert lines[4:] == [
-        "  ± 95 % interval over 3 processes, ≈ no interval (perfexp help ±)",
+        "  ± 95 % interval over 3 processes (perfexp help ±)",
         "warning: the device idles 20% of the loop; launches (device_idle)",
         "  help: more",
         "out/  perfexp show -v (1 more warning)",
