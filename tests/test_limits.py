@@ -238,6 +238,8 @@ def test_a_stored_sweep_of_too_many_runs_is_not_listed(tmp_path, capsys):
 def test_the_runs_of_a_stored_sweep_are_listed_up_to_a_limit():
     axes = {"batch_size": [str(number) for number in range(1000)], "seed": [str(number) for number in range(1000)]}
     assert Sweep(uid="s", name="a", started="", axes=axes, jobs=1_000_000).runs == []
+    wide = {"seed": axes["seed"], **{f"k{number}": ["1"] for number in range(1000)}}
+    assert Sweep(uid="s", name="a", started="", axes=wide, jobs=1000).runs == []
     assert len(Sweep(uid="s", name="a", started="", axes={"seed": axes["seed"]}, jobs=1000).runs) == 1000
 
 

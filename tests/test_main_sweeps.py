@@ -140,6 +140,13 @@ def test_overwrite_replaces_a_run_and_nothing_else(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_overwrite_may_measure_other_points_than_there_were(run):
+    fake = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=o")
+    assert run(*fake, "batch_size=2")[0] == 0
+    code, _, [record] = run(*fake, "batch_size=[4,8]", "processes=2", "--overwrite")
+    assert (code, {point.key.batch_size for point in record.points}) == (0, {4, 8})
+
+
 def test_overwrite_of_a_run_that_is_refused_keeps_what_was_there(run, tmp_path):
     folder = tmp_path / "x"
     run.shared(*FAKE, "output_dir=x")

@@ -216,13 +216,13 @@ def test_a_median_of_0_leaves_the_other_figures(make_record):
     [
         (
             (0.010, 0.010, 0.200),
-            "a process took 20 times as long as the others: 200 ms per call in replicate 2, 10.0 ms",
+            "a process took 20 times as long as the others: 200 ms per call in process 3, 10.0 ms",
         ),
         (
             (0.004, 0.010, 0.010),
-            "a process took 0.4 times as long as the others: 4.00 ms per call in replicate 0, 10.0",
+            "a process took 0.4 times as long as the others: 4.00 ms per call in process 1, 10.0",
         ),
-        ((0.010, 0.016), "a process took 1.6 times as long as the others: 16.0 ms per call in replicate 1, 10.0 ms"),
+        ((0.010, 0.016), "a process took 1.6 times as long as the others: 16.0 ms per call in process 2, 10.0 ms"),
     ],
 )
 def test_a_process_far_from_the_others_is_named_in_a_warning(make_record, seconds, message):

@@ -19,6 +19,8 @@ from perfexp.host import credentials, installation
 
 #: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
 _MOST_OVERRIDES, _MOST_STORED = 500, 50_000
+#: Characters for which a value's text is not the value.
+_QUOTED = re.compile(r"""['"\\\\]""")
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
 #: Default limit on the runs of a sweep; on values that are listed; and on a range that is counted exactly.
@@ -76,8 +78,13 @@ def _values(override: Override) -> list[str]:
     if _num_values(override) > _MOST_LISTED:
         return []
     key = override.key_or_group
-    texts = (values_of([f"{key}={text}"])[key] for text in override.sweep_string_iterator())
-    return [as_typed({key: text})[key] for text in texts]
+    return [plain_value(key, text) for text in override.sweep_string_iterator()]
+
+
+def plain_value(key: str, text: str) -> str:
+    """Return the value of an override as users type it, without quotes and backslashes; raises UserError."""
+    plain = values_of([f"{key}={text}"])[key] if _QUOTED.search(text) else text
+    return as_typed({key: plain})[key]
 
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:

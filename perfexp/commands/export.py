@@ -159,13 +159,14 @@ class Collected:
             self._failed(error)
 
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
-        membership, analysis = record.sweep, Analysis.of(record)
+        membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
         # copies of a run's folder may hold an earlier version of its record
         if before is None or before.ended < record.ended:
+            analysis = Analysis.of(record)
             self.runs[record.uid] = _Run(
                 ended=record.ended,
                 sweep=(membership.uid, membership.job) if membership else None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfexp.cli.overrides import as_typed
+from perfexp.cli.overrides import plain_value
 from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
 from perfexp.errors import PerfexpError, UserError
@@ -228,31 +229,33 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
     Args:
         begun: runs that have begun, also of other sweeps.
     """
-    if not sweep.runs:
+    if not (runs := sweep.runs):
         return None
     ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
-    places = {folder.absolute(), *(path.parent for path in ended)}
     own = [
         run
         for run in begun
-        if run.folder.absolute().parent in places or (run.plan.get("stage") and RunPaths(run.folder).sweep == sweep.uid)
+        if (place := run.folder.absolute()).parent == folder.absolute()
+        or place in ended
+        or (run.plan.get("stage") and RunPaths(place).sweep == sweep.uid)
     ]
     values = [_values(run, sweep.axes) for run in own]
     has_begun = {frozenset(of_run.items()) for of_run in values}
-    children, folders = {child.job: child for child in sweep.children}, {run.folder.absolute() for run in own}
+    children = {child.job: child for child in sweep.children}
+    measured = {ended[place].job for run in own if (place := run.folder.absolute()) in ended}
     pairs, pending = list(zip(own, values, strict=True)), []
     alike = {_of_points(of_run): run for run, of_run in reversed(pairs)}
     nodes = {(key, value): run.plan.get(key) for run, of_run in pairs for key, value in of_run.items()}
-    for number, axes in enumerate(sweep.runs):
+    other = own[0].plan if own else _named(sweep.command)
+    for number, axes in enumerate(runs):
         child = children.get(number)
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
-        is_measured = child is not None and (folder / child.directory).absolute() in folders
-        if is_left and not is_measured and frozenset(axes.items()) not in has_begun:
+        if is_left and number not in measured and frozenset(axes.items()) not in has_begun:
             run = alike.get(_of_points(axes))
             pending.append(
                 Run(
                     folder=folder / str(number),
-                    plan=_plan(own[0].plan if own else {}, axes, nodes),
+                    plan=_plan(other, axes, nodes),
                     results={},
                     expected=run.expected if run else None,
                     point_seconds=run.point_seconds if run else None,
@@ -264,9 +267,19 @@ def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] |
 
 def _values(run: Run, axes: Collection[str]) -> dict[str, str]:
     """Return the values of a run for the axes of its sweep, by the command in its plan."""
-    command = run.plan.get("command")
-    pairs = (str(text).replace("\\", "").partition("=") for text in (command if isinstance(command, list) else []))
-    return as_typed({key.lstrip("+"): value for key, _, value in pairs if key.lstrip("+") in axes})
+    command, values = run.plan.get("command"), {}
+    for text in command if isinstance(command, list) else []:
+        key, _, value = str(text).lstrip("+").partition("=")
+        if key in axes:
+            with suppress(UserError):  # of a foreign plan
+                values[key] = plain_value(key, value)
+    return values
+
+
+def _named(command: Sequence[str]) -> dict[str, Any]:
+    """Return the options that a command names, as the nodes of a plan."""
+    pairs = (text.partition("=") for text in command if "=" in text and text[0] not in "-~")
+    return {key.lstrip("+"): {"name": value} for key, _, value in pairs}
 
 
 def _plan(other: Mapping[str, Any], axes: Mapping[str, str], nodes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:

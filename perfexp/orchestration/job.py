@@ -67,6 +67,7 @@ class ProgressRelay:
     """Listener of a worker's events.
 
     Args:
+        points: file of the results so far.
         begun: called when the first measurement begins.
         follow: called with the point of a training after each epoch, with that epoch alone.
     """
@@ -77,12 +78,12 @@ class ProgressRelay:
         keys: Sequence[Key],
         left: Sequence[Key],
         assignment: Assignment,
+        points: Path,
         begun: Callable[[], None],
         follow: Callable[[Point], None],
     ) -> None:
         self._progress, self._keys, self._left = progress, list(keys), set(left)
-        self._assignment, self._begun, self._follow = assignment, begun, follow
-        self._points = RunPaths(assignment.folder).points
+        self._assignment, self._points, self._begun, self._follow = assignment, points, begun, follow
         self._count = assignment.plan.epochs or 0
         self._epoch_seconds: list[float] = []
         self._seconds = measured_seconds(read_points(self._points))
@@ -140,8 +141,8 @@ class ProgressRelay:
         self._seconds = measured_seconds(points)
         is_ok = any(one.key == key and one.status is Status.OK for one in points)
         alike = [one for one in points if without_replicate(one.key) == planned]
-        row = summary.row(alike, ())
-        if not (is_ok and row.time_kind):
+        row = summary.row(alike, ()) if is_ok else None
+        if row is None or row.time_kind is None:
             return ""
         return f"{CAPTIONS[row.time_kind]}{' so far' if row.processes > 1 else ''} {median_text(row)}"
 
@@ -227,7 +228,7 @@ class Run(supervisor.Job):
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
             progress.started(len(keys), len(keys) - sum(key in left for key in keys))
             announce = partial(self._announce, progress)
-            self.listener = ProgressRelay(progress, keys, left, self.assignment, announce, follow)
+            self.listener = ProgressRelay(progress, keys, left, self.assignment, self.paths.points, announce, follow)
             for number in numbers:
                 supervisor.measure(self, number)
                 self._measured.add(number)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perfexp.diagnosis import environment
-from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.errors import Unsupported, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
@@ -253,7 +253,7 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
         action()
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
-    except PerfexpError as error:
+    except (ProfilerFailed, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
         if isinstance(error, ProfilerFailed):
             point.facts["profile"]["files"] = error.files
@@ -343,13 +343,14 @@ def _one_worker(
 
     heard = listen(process, job.plan.timeout_seconds, take)
     if refused := heard.last.get("refused"):
+        if profile is not None:  # its point has the reason
+            raise UserError(refused["message"])
         job.refusal = refused["message"]
-        if profile is None:  # else the point has the reason
-            with suppress(OSError):  # a full disk is reported elsewhere
-                job.paths.claim(job.paths.refusal)
-                write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
-        if current is not None and current not in job.profiles:
-            _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
+        with suppress(OSError):  # a full disk is reported elsewhere
+            job.paths.claim(job.paths.refusal)
+            write_atomically(job.paths.refusal, refused["message"].encode(errors="replace") + b"\n")
+        if current is not None:
+            _abandon(job.paths, [current], _Ending(Status.FAILED, refused["message"]))
         raise error_of(refused)
     status, text = _judged(heard)
     return _Ending(status, text, current)

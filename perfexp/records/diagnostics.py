@@ -74,7 +74,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "use more processes (processes=N) for a narrower interval",
     ),
     "process_apart": _warning(
-        "a process took {ratio:.3g} times as long as the others: {median} per call in replicate {number}, {others} in "
+        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
         "the others; time and interval include it",
         "stop other work on this machine, then measure again; of more processes (processes=N) each weighs less",
         by="ratio:.3g",

@@ -90,7 +90,7 @@ def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     rest = [value for other, value in values.items() if other != number]
     if max(ratio, 1 / ratio) >= _PROCESS_APART > max(rest) / min(rest):
         own, typical = (units.format_seconds(seconds, 3) for seconds in (values[number], others[number]))
-        return [diagnostics.make("process_apart", ratio=ratio, median=own, number=number, others=typical)]
+        return [diagnostics.make("process_apart", ratio=ratio, median=own, number=number + 1, others=typical)]
     medians = ", ".join(units.format_seconds(value, 3) for value in values.values())
     return [diagnostics.make("processes_differ", processes=len(values), medians=medians, spread=component.spread)]
 

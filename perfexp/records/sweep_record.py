@@ -21,8 +21,8 @@ from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, 
 GPU_COUNT = "gpu.count"
 #: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
-#: Limit on the runs that are listed.
-_MOST_RUNS = 100_000
+#: Limit on the values of all runs that are listed.
+_MOST_VALUES = 200_000
 #: Limits in bytes on the folder of a run, relative to that of its sweep, and on the names in it.
 _MOST_OF_PATH, _MOST_OF_NAME = 2000, 255
 #: Characters of a folder that are shown.
@@ -87,7 +87,9 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def runs(self) -> list[dict[str, str]]:
         """Values of the axes of each run, by its number; none if they are unknown."""
-        if not self.axes or math.prod(map(len, self.axes.values())) != self.jobs or self.jobs > _MOST_RUNS:
+        if not self.axes or math.prod(map(len, self.axes.values())) != self.jobs:
+            return []
+        if self.jobs * len(self.axes) > _MOST_VALUES:
             return []
         return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 

@@ -45,11 +45,16 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
             much in distance: `(24 … 51 ms)`.
     """
     width = interval.relative_half_width
-    if interval.low and interval.high and interval.high > _USELESS * interval.low > 0:
+    if says_nothing(interval):
         return f"≈ {text}"
     if ends and _has_ends(interval):
         return f"{text} ({ends})"
     return f"{text} ± {percent(max(width, _LEAST_WIDTH))}" if width is not None else f"{text}, no interval"
+
+
+def says_nothing(interval: estimators.Interval) -> bool:
+    """Whether the ends of an interval differ by more than a factor of 100."""
+    return interval.low is not None and interval.high is not None and 0 < _USELESS * interval.low < interval.high
 
 
 def range_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
@@ -84,7 +89,9 @@ def interval_or_about(interval: estimators.Interval | None, shown: Format = unit
 
 def rate_text(interval: estimators.Interval | None) -> str:
     """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
-    return "" if interval is None else f"{'≈ ' * (interval.low is None)}{bare(interval, units.digits)}"
+    if interval is None:
+        return ""
+    return f"{'≈ ' * (interval.low is None or says_nothing(interval))}{bare(interval, units.digits)}"
 
 
 def row_rate_text(row: Row) -> str:
@@ -207,7 +214,7 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
     text = shown(interval.value, figures)
     if ends := range_text(interval, shown):
         text = with_width(interval, text, ends)
-    return f"≈ {text}" if metric.estimated else text
+    return f"≈ {text}" if metric.estimated and not text.startswith("≈") else text
 
 
 def figure_text(row: Row, name: str) -> str:

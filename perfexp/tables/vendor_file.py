@@ -86,7 +86,7 @@ def load(path: Path) -> Record:
 
 def _training(row: Row, record: Record) -> Entry:
     """Times of whole epochs are those of the first process; only the total has evaluations and checkpoints."""
-    epochs = next(point.epochs for point in record.points if point.key == row.key)
+    epochs = next((point.epochs for point in record.points if point.key == row.key), [])
     return _common(row) | {
         "total_runtime_seconds": sum(epoch.total_seconds for epoch in epochs) if epochs else None,
         "training_seconds": sum(epoch.seconds for epoch in epochs) if epochs else None,

@@ -393,6 +393,32 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
     ]
 
 
+def test_a_sweep_of_which_no_run_has_begun_has_the_names_of_its_command(tmp_path):
+    axes = {"algorithm": ["default", "fft"]}
+    sweep = Sweep(uid="s", name="a", started="", command=["-m", "model=resnet50", "algorithm=default,fft"], jobs=2)
+    sweep.axes = axes
+    waiting = status.not_begun(sweep, tmp_path, [])
+    assert [(run.about.model, run.about.algorithm) for run in waiting] == [("resnet50", "default"), ("resnet50", "fft")]
+
+
+def test_runs_of_another_sweep_in_the_folder_of_a_stage_are_not_copied(plan, tmp_path):
+    stage = tmp_path / "1_sanity"
+    leave(stage / "a", plan | {"command": ["model=resnet18", "algorithm=default"]}, names=[("model", "resnet18")])
+    leave(stage / "b", plan | {"command": ["model=vgg16", "algorithm=default"]}, names=[("model", "vgg16")])
+    sweep = Sweep(uid="s", name="a", started="", axes={"algorithm": ["default", "gemm"]}, jobs=2)
+    sweep.children = [
+        SweepChild(job=0, name="b", directory="../1_sanity/b", status=Status.OK, axes={"algorithm": "default"})
+    ]
+    begun = [status._run(stage / name) for name in "ab"]
+    assert [run.about.model for run in status.not_begun(sweep, tmp_path / "s", begun)] == ["vgg16"]
+
+
+def test_quoted_values_of_a_run_that_is_measured_are_known(plan, tmp_path):
+    leave(tmp_path / "0", plan | {"command": ["model=resnet50", 'data.root="/d/a b"']}, statuses=())
+    sweep = Sweep(uid="s", name="a", started="", axes={"data.root": ["/d/a b", "/d/c"]}, jobs=2)
+    assert len(status.not_begun(sweep, tmp_path, [status._run(tmp_path / "0")])) == 1
+
+
 def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, capsys):
     interrupted_sweep(tmp_path, "algorithm=gemm", plan=plan, params={"model": "alexnet,vgg16"})
     assert commands.run(["status", str(tmp_path)]) == 1

@@ -629,7 +629,7 @@ def test_a_training_has_a_bar_of_its_epochs_with_the_figures_of_the_last(tmp_pat
     out = Terminal()
     with console(out, width=100).progress() as progress:
         progress.started(1)
-        relay = ProgressRelay(progress, [key], [key], assignment, lambda: None, followed.append)  # type: ignore[arg-type]
+        relay = ProgressRelay(progress, [key], [key], assignment, tmp_path / "points", lambda: None, followed.append)  # type: ignore[arg-type]
         relay({"event": "point", "key": msgspec.to_builtins(key)})
         epochs = [Epoch(number=number, seconds=8.0, samples_per_second=12345.4, loss=2.5 / number) for number in (1, 2)]
         epochs[1].accuracy, epochs[1].evaluation_seconds = 0.872, 4.0
