@@ -10,7 +10,7 @@ from itertools import accumulate
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.records.point_times import DEVICE_TIMES
-from perfexp.records.record import Point, Record
+from perfexp.records.record import Point, Record, without_replicate
 from perfexp.records.summary import Row
 from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.subject import MODEL_AXES, label, varying
@@ -62,11 +62,17 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def times(record: Record) -> Callable[[Charted], int]:
-    """Return a function with the end of a quantity's epoch or point; that of the record for a point without a start."""
+    """Return a function with the end of a quantity's epoch or point; that of the record for a point without a start.
+
+    A point ends with its last process: a store shows the latest value, so figures with further processes replace those
+    without.
+    """
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
         wall_ms, start = round(1e3 * (point.wall_seconds or 0.0)), to_ms(point.started)
-        ends[point.key, None] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        end = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        for key in (point.key, without_replicate(point.key)):
+            ends[key, None] = max(end, ends.get((key, None), 0))
         ends |= {(point.key, number): end for number, end in ends_of_epochs(point).items()}
     return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
 

@@ -8,6 +8,7 @@ import re
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perfexp.errors import PerfexpError, UserError
@@ -710,3 +711,21 @@ def test_mlflows_own_variables_name_store_and_experiment_where_nothing_else_does
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
         MlflowSink()
+
+
+def test_a_run_that_went_on_in_further_processes_shows_its_last_figures(
+    sink, runs, make_record, leave_run, tmp_path, in_process
+):
+    record = make_record()
+    sink.publish(record, leave_run(record, tmp_path))
+    (before,) = of_kind("run", runs())
+    further = msgspec.convert(msgspec.to_builtins(record.points[0]), type(record.points[0]))
+    further.key, further.started = msgspec.structs.replace(further.key, replicate=1), "2030-01-01T00:00:00+00:00"
+    for series in further.series:
+        series.samples = [0.5 * seconds for seconds in series.samples]
+    record.points.append(further)
+    sink.publish(record, leave_run(record, tmp_path))
+    (after,) = of_kind("run", runs())
+    medians = [run.data.metrics["latency/p50_ms"] for run in (before, after)]
+    assert after.info.run_id == before.info.run_id
+    assert medians[1] == pytest.approx(medians[0] / 2**0.5, rel=0.01), "the geometric mean of both processes"
