@@ -194,7 +194,7 @@ def test_runs_without_a_point_in_common_are_not_compared():
 
 def test_of_several_points_the_verdicts_are_counted():
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2], [0.9, 0.7, 1.0])))
-    assert found.ratios == {(1, "inference"): "2 ▲, 1 ▼", (2, "inference"): "2 ▲, 1 ="}
+    assert found.ratios == {(1, "inference"): "2 ▲ FASTER, 1 ▼ SLOWER", (2, "inference"): "2 ▲ FASTER, 1 = SAME"}
     assert found.fastest == [
         "run 0: no other run is shown to be faster at 1 of 3 points",
         "run 1: fastest at 1 of 3 points",
@@ -305,7 +305,7 @@ def test_console_and_store_show_them():
     Console(out=out, err=out, width=80).show_sweep(SweepAnalysis.of(sweep, records), None)
     for text in (out.getvalue(), descriptions.of_sweep(SweepAnalysis.of(sweep, records))):
         assert "device / run 0" in text
-        assert "1 ▲, 1 ▼" in text
+        assert "1 ▲ FASTER, 1 ▼ SLOWER" in text
         assert "run 1: fastest at 1 of 2 points" in text
 
 

@@ -22,7 +22,7 @@ TERMS = {
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",
     "standard deviation": "of the processes' medians, in percent of their mean; the largest of several points",
     "processes": "repetition in another process: with processes=3 intervals are of the mean over processes",
-    "≈": "estimate: no interval, or computed, not measured; before a ratio: undecided",
+    "≈": "estimate: no interval, one whose ends differ by more than a factor of 100, or computed, not measured",
     "cold start": "wall time of a fresh process until its first result",
     _COVERAGE: "share of the convolutions' FLOPs that ran the requested algorithm, and whether it is proven",
     "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of mantissa, not 23; "
@@ -46,6 +46,7 @@ TERMS = {
 }
 TERMS["coverage"] = TERMS[_COVERAGE]
 TERMS["pipelined"] = TERMS["throughput"]
+TERMS["spread"] = TERMS["standard deviation"]
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 

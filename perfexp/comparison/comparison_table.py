@@ -49,6 +49,8 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
     "joules": lambda value, digits: f"{units.digits(value, digits)} J",
     "cycles": lambda value, digits: f"{units.digits(1e-6 * value, digits)} M",
 }
+#: Width of a ratio's interval beyond which no margin of use decides.
+_ROUGH = 0.2
 #: Digits of a figure, and of a ratio.
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
@@ -445,7 +447,11 @@ def _would_decide(side: SideFacts, pair: Compared) -> str:
         return "repeat perfexp ab with output_dir=DIR and a longer --max-seconds"
     if pair.further_processes:
         return f"measure both again with processes={max(pair.processes) + pair.further_processes}"
-    return "a wider --margin may decide" if pair.low is not None else "measure both again with processes=3"
+    if pair.low is None or pair.high is None:
+        return "measure both again with processes=3"
+    if pair.high - pair.low > _ROUGH:
+        return "measure both in turn, with no other work on the machine (perfexp ab)"
+    return "a wider --margin may decide"
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:

@@ -269,10 +269,12 @@ def _have_a_pair(first: Side, other: Side) -> bool:
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
-    counts = Counter(pair.verdict for pair in pairs)
-    return ", ".join(
-        f"{counts[verdict]} {comparison_table.MARKS[verdict][0]}" for verdict in Verdict if counts[verdict]
-    )
+    counts = Counter((pair.verdict, comparison_table.verdict_of(pair)) for pair in pairs)
+    return ", ".join(f"{count} {text}" for (_, text), count in sorted(counts.items(), key=_by_verdict))
+
+
+def _by_verdict(counted: tuple[tuple[Verdict, str], int]) -> int:
+    return list(Verdict).index(counted[0][0])
 
 
 def ratio_of_times(pair: Compared) -> str:

@@ -48,7 +48,7 @@ def show(
         if reason:
             console.warning(
                 f"no energy would be measured, {reason} (meter_missing)\n"
-                "help: fix what is named (perfexp doctor checks it), or leave out probes.energy=true"
+                "help: fix what is named (perfexp doctor checks it), or set probes.energy=false"
             )
 
 

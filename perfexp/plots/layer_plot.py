@@ -41,7 +41,8 @@ def caption(record: Record, chosen: Point) -> Caption:
     about, key, footer = subject(record.plan, record.environment), timed_key(chosen.key), footer_of(chosen.doubts)
     which, where = f"{key.phase} {key.size_label}, batch {key.batch_size}", about.device or "an unknown device"
     if doubt := disagreement(chosen):
-        why = f"{which}: {doubt.message.partition(';')[0]}, on {where}: {doubt.help or ''}".removesuffix(": ")
+        message = doubt.message.partition(");")[0].removesuffix(")") + ")"  # without the part after its parentheses
+        why = f"{which}: {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
         return Caption(title=f"{about} · {doubt_text(chosen)}", subtitle=why, footer=footer)
     text = f"{which}: {format_seconds(call_seconds(chosen))} a call on {where}; medians, times are share × call"
     return Caption(title=str(about), subtitle=text, footer=footer)

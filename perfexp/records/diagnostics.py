@@ -230,7 +230,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     # --- energy ---
     "meter_missing": _warning(
         "no energy was measured, {reason}",
-        "fix what is named (perfexp doctor checks it), or leave out probes.energy=true",
+        "fix what is named (perfexp doctor checks it), or set probes.energy=false",
     ),
     # The counter is broken, or one of two readings is wrong: nothing shows which.
     "meter_fault": _error(

@@ -279,7 +279,7 @@ def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(b
 def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: SweepMembership | None, again: str) -> None:
     points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
     record = msgspec.structs.replace(build.record(*points), sweep=sweep)
-    note = f"  ± 95 % interval over 1 of 2 processes; ≈ without an interval (perfexp help ±); {again} continues"
+    note = f"  ± 95 % interval over 1 of 2 processes; ≈ without a useful interval (perfexp help ±); {again} continues"
     assert " ".join(note.split()) in " ".join(
         " ".join(lines_of(lambda console: console.results(Analysis.of(record)))).split()
     )
