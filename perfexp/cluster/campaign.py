@@ -227,7 +227,7 @@ def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> 
 def dependency(after: Any) -> list[str]:
     """Return the options of sbatch for `hydra.launcher.after`; none if everything has succeeded already.
 
-    Raises UserError if there is no such sweep, or if one of its runs has failed: the jobs would wait forever.
+    Raises UserError for an unknown sweep, and for one with a failed run, for which the jobs would wait forever.
     """
     if after is None:
         return []

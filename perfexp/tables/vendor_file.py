@@ -102,12 +102,13 @@ def _training(row: Row, record: Record) -> Entry:
 
 def _inference(row: Row, analysis: Analysis) -> Entry:
     rate, place = row.samples_per_second, (row.key.input_size, row.key.batch_size)
-    starts = {(first.key.input_size, first.key.batch_size): first.total for first in analysis.cold_starts}
+    of_place = (one for one in analysis.cold_starts if (one.key.input_size, one.key.batch_size) == place)
+    start = next(of_place, None)
     percentiles = {number: row.percentile(number) for number in analysis.percentiles}
     return _common(row) | {
         "predictions_per_second": _figure(rate),
         "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
-        "ttfp_milliseconds": _figure(starts.get(place), _TO_MS),
+        "ttfp_milliseconds": _figure(start.total if start else None, _TO_MS),
         **{f"p{number:g}_milliseconds": _figure(one, _TO_MS) for number, one in percentiles.items()},
         "accuracy": row.value(ACCURACY),
         "energy_joules_per_prediction": _figure(row.metric(IMAGE_ENERGY)),
