@@ -32,6 +32,7 @@ from perfexp.prediction.largest_batch import (
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, layers_key, read_points, trial_key
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import payload, run_params
 
 CAPACITY = 80e9
@@ -288,7 +289,7 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
     record = make_record(plan=plan, phases=("train", "inference"), batches=(8,))
     unknown = Point(key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED)
     record.points.insert(2, unknown)
-    run = payload.of_run(record, tmp_path)
+    run = payload.of_run(Analysis.of(record), tmp_path)
     assert run.params["phase"] == "train, inference"
     assert "batch_size" not in run.params
     assert run.name == "unet both 224 b8-max"
@@ -300,7 +301,7 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
     assert run_params.of_sweep(sweep, [make_record(batches=(1, 8))])["batch_size"] == "1, 8"
     assert "batch_size" not in run_params.of_sweep(sweep, [make_record(), record])
     record.points = [unknown]
-    alone = payload.of_run(record, tmp_path)
+    alone = payload.of_run(Analysis.of(record), tmp_path)
     assert (alone.status, alone.first_tags, alone.datasets) == ("KILLED", {}, [])
     assert not any(" 0 " in f" {text} " or "b0" in text for text in [alone.name, *alone.params.values()])
 

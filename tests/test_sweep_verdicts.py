@@ -125,6 +125,34 @@ def test_the_plot_compares_runs_of_another_model_with_the_first_of_theirs():
     assert float(ratios["b", "fft"]) == pytest.approx(1.5, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("second", "title"), [(("gemm", "fft"), "device / gemm"), (("fft", "gemm"), "device / the first of its model")]
+)
+def test_runs_are_compared_within_their_model(second, title):
+    axes = [{"model": "a", "algorithm": name} for name in ("gemm", "fft")]
+    axes += [{"model": "b", "algorithm": name} for name in second]
+    sweep, records = grid(zip(axes, (1.0, 0.8, 20.0, 30.0), strict=True))
+    for one in records:
+        one.plan["algorithm"]["name"] = one.sweep.axes["algorithm"]
+    found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
+    assert (found.title, found.notes, found.fastest) == (title, [], [])
+    assert {job: float(text.split()[0]) for (job, _), text in found.ratios.items()} == {
+        1: pytest.approx(0.8, rel=0.01),
+        3: pytest.approx(1.5, rel=0.01),
+    }
+
+
+def test_a_baseline_that_one_model_lacks_leaves_its_runs_without_ratios():
+    axes = [{"model": model, "algorithm": name} for model in "ab" for name in ("gemm", "fft", "direct")]
+    sweep, records = grid(zip(axes[:5], (1.0, 0.8, 1.2, 2.0, 3.0), strict=True))
+    for one in records:
+        one.plan["algorithm"]["name"] = one.sweep.axes["algorithm"]
+        one.plan["compare"] = {"baseline": "direct"}
+    found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
+    assert (found.title, sorted(job for job, _ in found.ratios)) == ("device / run 2", [0, 1])
+    assert found.notes == ["no device / run 2: the baseline has no time of the same phase, size and batch"]
+
+
 def test_rates_too_are_compared_as_times():
     sweep, records = swept([1.0], [0.8])
     for point in (point for one in records for point in one.points):

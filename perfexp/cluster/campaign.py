@@ -31,6 +31,7 @@ from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import Tracker, store
 
 _ROOM = "hydra_plugins.perfexp_launchers.launchers."
@@ -151,7 +152,7 @@ def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
         return
     if (tracker := _later(assignment)) is not None:
         try:
-            tracker.publish(record, assignment.folder)
+            tracker.publish(Analysis.of(record), assignment.folder)
         except PerfexpError as error:
             assignment.is_sent = False
             console.error(str(error))

@@ -13,6 +13,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.records.folders import below
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import json_results
 from perfexp.tracking.mlflow_sink import MlflowSink
 
@@ -66,10 +67,11 @@ def _send(
         if record.sweep:
             experiments[record.sweep.uid] = planned
         sink = MlflowSink(uri=uri, experiment=experiment or planned)  # a record is data: it does not choose the store
-        name, link = record.name, sink.publish(record, file.parent)
+        name, link = record.name, sink.publish(Analysis.of(record), file.parent)
     else:
         sweep = Sweep.load(file)
         sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
-        name, link = sweep.name, sink.publish_sweep(sweep, file.parent)
+        whole = SweepAnalysis.of(sweep, sweep.records(file.parent))
+        name, link = sweep.name, sink.publish_sweep(whole, file.parent)
     links[sink.uri] = link
     return {"name": name, "folder": str(file.parent), "link": link}

@@ -20,6 +20,7 @@ from perfexp.records import units
 from perfexp.records.record import Key, Status
 from perfexp.statistics.distributions import ALPHA
 from perfexp.summaries.analysis import SweepAnalysis
+from perfexp.summaries.subject import MODEL_AXES
 
 #: Verdicts that leave open which of two runs is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
@@ -31,7 +32,7 @@ class SweepVerdicts:
 
     Attributes:
         title: title of the ratios: the time that is compared and the baseline, `device / run 0`, or
-            `device / model=resnet50` of several runs.
+            `device / model=resnet50` of several runs; `device / default` for a baseline of each model.
         ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
             by run's number and phase.
         notes: runs at whose points the baseline has no time, and other times that have another verdict.
@@ -80,8 +81,8 @@ class _Contest:
 
     Attributes:
         wanted: value of `compare.baseline`; None without it.
-        first: the group that it names, without it the first one; empty without such a group.
         models: model of each group; empty texts unless several groups have one of several models.
+        baselines: for each model the group that `compare.baseline` names, without it the first one.
         points: groups that measured each point, with the number of the run that did, by model and point.
     """
 
@@ -91,12 +92,14 @@ class _Contest:
         self.sides = {name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()}
         wanted = (fact_at(one.record.plan, "compare.baseline") for one in whole.analyses)
         self.wanted = next((str(name) for name in wanted if name is not None), None)
-        named = (name for name, group in self.groups.items() if self.wanted is None or _is_named(group, self.wanted))
-        self.first = next(named, "")
         self.models = {name: side.measurements[0].features["model"] for name, side in self.sides.items()}
         counts = Counter(self.models.values())
         if len(counts) < 2 or max(counts.values()) < 2:
             self.models = dict.fromkeys(self.models, "")
+        self.baselines: dict[str, str] = {}
+        for name, group in self.groups.items():
+            if self.wanted is None or _is_named(group, self.wanted):
+                self.baselines.setdefault(self.models[name], name)
         self.points: dict[tuple[str, Key], dict[str, int]] = {}
         for name, side in self.sides.items():
             for one in side.measurements:
@@ -110,16 +113,13 @@ class _Contest:
         return self.points[self.models[name], _place(key)][name]
 
     def against(self, baseline: str) -> tuple[Sequence[Compared], float]:
-        """All times of the other groups against a baseline, and the level of the verdicts; none without a common point.
-
-        All groups are compared with the baseline of the sweep, with another one those of its model.
-        """
+        """All times of the other groups of its model against a baseline, and the level of the verdicts."""
         if baseline not in self._known:
             others = [
                 side
                 for name, side in self.sides.items()
                 if name != baseline
-                and (baseline == self.first or self.models[name] == self.models[baseline])
+                and self.models[name] == self.models[baseline]
                 and _have_a_pair(self.sides[baseline], side)
             ]
             found = judging.compare([self.sides[baseline], *others], Settings(measures=DECISIVE)) if others else None
@@ -128,8 +128,9 @@ class _Contest:
         return self._known[baseline]
 
     def at(self, place: Key, members: Collection[str], baseline: str = "") -> tuple[str, list[Compared]]:
-        """A baseline of some groups, that of the sweep or the first one, and the times of the others at a point."""
-        baseline = baseline or (self.first if self.first in members else next(iter(members)))
+        """A baseline of some groups of a model, its own or the first one, and the times of the others at a point."""
+        own = [name for name in self.baselines.values() if name in members]
+        baseline = baseline or next(iter([*own, *members]))
         pairs = self.against(baseline)[0]
         return baseline, [one for one in pairs if one.side in members and _place(one.key) == place]
 
@@ -143,17 +144,20 @@ def _is_named(group: Group, wanted: str) -> bool:
 
 
 def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
-    """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured."""
+    """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured.
+
+    Where several groups have the same model, each is compared within its model.
+    """
     contest = _Contest(whole)
-    if not contest.first:
-        unknown = f"compare.baseline={contest.wanted}: no timed run has this name"
-        return SweepVerdicts(fastest=[unknown] if contest.groups else [])
-    every, level = contest.against(contest.first)
-    deciding = decisive(every)
-    if not deciding:
+    if contest.groups and not contest.baselines:
+        return SweepVerdicts(fastest=[f"compare.baseline={contest.wanted}: no timed run has this name"])
+    by_baseline = {name: contest.against(name) for name in contest.baselines.values()}
+    by_baseline = {name: found for name, found in by_baseline.items() if found[0]}
+    if not by_baseline:
         return SweepVerdicts()
-    baseline = contest.groups[contest.first]
-    title = f"{_compared_time(deciding)} / {baseline.name}"
+    every = [pair for pairs, _ in by_baseline.values() for pair in pairs]
+    deciding = decisive(every)
+    title = f"{_compared_time(deciding)} / {_name_of([contest.groups[name] for name in by_baseline])}"
     by_run: dict[tuple[int, str], list[Compared]] = {}
     for pair in deciding:
         by_run.setdefault((contest.job(pair.side, pair.key), pair.key.phase), []).append(pair)
@@ -161,28 +165,37 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
         (job, place.phase)
         for (_, place), members in contest.points.items()
         for name, job in members.items()
-        if name != contest.first
+        if name not in contest.baselines.values()
     }
-    notes = _of_level(title, level)
+    notes = _of_level(title, min(level for _, level in by_baseline.values()))
     if timed - by_run.keys():
         notes.append(f"no {title}: the baseline has no time of the same phase, size and batch")
     return SweepVerdicts(
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
         notes=[*notes, *_other_verdicts(deciding, every)],
-        fastest=_fastest(contest.first, contest.groups, deciding),
+        fastest=[line for name, (pairs, _) in by_baseline.items() for line in _fastest(name, contest.groups, pairs)],
     )
+
+
+def _name_of(baselines: Sequence[Group]) -> str:
+    """The name of a baseline, or what the baselines of several models have in common."""
+    if len(baselines) == 1:
+        return baselines[0].name
+    axes = [{axis: text for axis, text in group.axes.items() if axis not in MODEL_AXES} for group in baselines]
+    common = ", ".join(axes[0].values()) if all(one == axes[0] for one in axes) else ""
+    return common or "the first of its model"
 
 
 def winners(whole: SweepAnalysis) -> list[Winner]:
     """The fastest group of each point that several groups of a sweep measured, by the verdicts of `of_sweep`.
 
-    It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. The baseline of
-    groups that cannot be compared with that of the sweep, of another model or point, is the first of them.
+    It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. At a point that
+    the baseline did not measure, it is the first group that did.
     """
     contest = _Contest(whole)
     found = []
-    for (model, place), members in contest.points.items() if contest.first else ():
+    for (model, place), members in contest.points.items() if contest.baselines else ():
         baseline, every = contest.at(place, members)
         if not (compared := decisive(every)):
             continue
@@ -208,7 +221,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
 def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
     """The ratio of each time of each run, by number, phase and measure, with the verdicts of `of_sweep`.
 
-    The baseline is that of the sweep, or for another model the first of its groups; its ratio is None. Runs that no
+    The ratio of a baseline is None. Runs that no
     other run is compared with have no entry.
 
     Args:
@@ -216,7 +229,7 @@ def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | 
     """
     contest = _Contest(whole)
     found: dict[tuple[int, str, str], TimeRatio | None] = {}
-    for (_, place), members in contest.points.items() if contest.first else ():
+    for (_, place), members in contest.points.items() if contest.baselines else ():
         baseline, pairs = contest.at(place, members)
         for pair in pairs:
             ratio = TimeRatio(comparison_table.time_ratio(pair).value, pair.verdict)
@@ -283,10 +296,10 @@ def ratio_of_times(pair: Compared) -> str:
     return units.digits(ratio.value) if ratio.low is None else comparison_table.ratio_text(ratio)
 
 
-def _fastest(first: str, groups: Mapping[str, Group], deciding: Sequence[Compared]) -> list[str]:
+def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared]) -> list[str]:
     """A line for each group that is the fastest at some of several points; none if none is faster than the baseline."""
     points: dict[Key, list[Compared]] = {}
-    for pair in deciding:
+    for pair in decisive(every):
         points.setdefault(pair.key, []).append(pair)
     counts = Counter(_fastest_of(first, compared) for compared in points.values())
     if len(points) < 2 or not counts.keys() - {first}:

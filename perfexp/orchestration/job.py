@@ -322,7 +322,7 @@ class Run(supervisor.Job):
         console, analysis = console or self._console, Analysis.of(record)
         with interrupts.held():  # a library that is interrupted during its import stays broken
             self._write_files(analysis, console)
-        link = self._send(record, console)
+        link = self._send(analysis, console)
         show_results(analysis, self.assignment, console, tracking=link)
         return record
 
@@ -350,10 +350,10 @@ class Run(supervisor.Job):
             place = self.paths.record
             console.error(f"Some tables and plots could not be written: {error}. The record is safe: {place}")
 
-    def _send(self, record: Record, console: Console) -> str | None:
+    def _send(self, analysis: Analysis, console: Console) -> str | None:
         try:
             tracker: Tracker = config.build(self.plan.tracking)
-            return tracker.publish(record, self.paths.root)
+            return tracker.publish(analysis, self.paths.root)
         except PerfexpError as error:
             self.assignment.is_sent = False
             console.error(str(error))

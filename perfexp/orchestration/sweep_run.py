@@ -229,7 +229,7 @@ class SweepRun:
                 self._write()
                 run_files.write_sweep(whole, self.paths.root)
             if self._tracker is not None:
-                link = self._tracker.publish_sweep(self.sweep, self.paths.root)
+                link = self._tracker.publish_sweep(whole, self.paths.root)
         except (PerfexpError, OSError) as error:
             is_complete = False
             self._console.error(f"The summary of the sweep is not complete: {error}")

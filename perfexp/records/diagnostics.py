@@ -53,80 +53,64 @@ def _apart(ratio: float) -> float:
 
 _error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 
-#: Each diagnostic by its code. Records keep the codes: never reuse one, and enter one that goes in `MERGED`. Their
-#: meanings are in diagnostics.yaml.
+#: Each diagnostic by its code; of those of one severity, the first voids most of a figure and is shown first. Records
+#: keep the codes: never reuse one, and enter one that goes in `MERGED`. Their meanings are in diagnostics.yaml.
 DIAGNOSTICS: dict[str, Rule] = {
-    # --- times ---
+    # --- what ran is not what was asked for ---
     "simulated": _warning("scripted device: every time in this record is simulated", "select a real device: gpu=auto"),
     "in_process": _note(
         "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
         "measure in a process of its own: perfexp.measure('module:name')",
     ),
-    "too_few_samples": _note("{n} samples ({effective} effective): {reached}", "{advice}", by="width:.1%"),
-    "drift": _warning(
-        "{changes}",
-        "use a longer warm-up (stopping.steady=thermal, stopping=publish), and check what else changes on the machine",
-        by="relative:+.1%",
+    # The figure carries the name of a precision that did not run.
+    "precision_unavailable": _error(
+        "{precision} was requested, but fp32 was measured: {reason}",
+        "use precision=fp32, or a device that supports {precision}",
     ),
-    "processes_differ": _note(
-        "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
-        "calls do not show; the interval includes it",
-        "use more processes (processes=N) for a narrower interval",
-    ),
-    "process_apart": _warning(
-        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
-        "the others; time and interval include it",
-        "stop other work on this machine, then measure again; of more processes (processes=N) each weighs less",
-        by="ratio:.3g",
-        badness=_apart,
-    ),
-    "scaling_unexpected": _note(
-        "the time is {ratio:.2f} times that of {reference}{evidence}",
-        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares its algorithms",
-        by="ratio:.2f",
-        badness=_apart,
-    ),
-    "rate_falls": _warning(
-        "reaches {ratio:.2f} of the samples/s of batch {batch}, which is smaller",
-        "use batch_size={fastest}, which has the highest rate of all",
-        by="ratio:.2f",
-        badness=operator.neg,
-    ),
-    "corpus_unfit": _warning("the records do not fit: {why}", "measure there, at a few sizes (sweep=sparse)"),
-    "stairs": _note(
-        "{curve}: {where}, as if other kernels ran; predictions between measured points are uncertain there",
-        "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
-    ),
-    "below_resolution": _note(
-        "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
-        "use a larger batch, or cache=rotate, which does not time calls one by one",
-    ),
-    "phases_disagree": _warning(
-        "the phases of one process add up to {ratio:.3f} of its `{whole}`{why}",
-        "read the phases as shares, not as times; the whole call is timed without them",
-        by="ratio:.3f",
-        badness=_apart,
-    ),
-    "device_idle": _warning("the device idles {idle:.0%} of the loop{of_mean}; {cause}", "{advice}", by="idle:.0%"),
-    # --- `device`, the time on the device itself ---
-    "queue_starved": _warning(
-        "in {blocks} blocks the device ran out of work before the host had filled the launch queue",
-        "read `device` as an upper bound; execution=compile needs fewer launches",
-        by="blocks",
-    ),
-    "device_missing": _note("no `device` time: {reason}", "read `throughput` and `latency`; {advice}"),
-    "device_leaves_out": _note(
-        "`device` is the time of an equivalent call: {how}",
-        "`throughput` and `latency` are of the call as it is",
+    # The figure carries the name of an algorithm that did not run, as the kernels prove.
+    "algorithm_substituted": _error(
+        "cuDNN ran other kernels than {algorithm} requires: {layers}",
+        "read the time as that of the kernels that ran, or set these layers by algorithm.layers",
         shared=True,
     ),
-    "data_incomplete": _warning("{what}", "{advice}"),
-    "device_of_graph": _note(
-        "a call does not fit the launch queue; {what} captured as a CUDA graph, whose kernels may follow each other "
-        "more closely",
-        "compare such times with each other; execution.cuda_graph=true captures every call that does not synchronize",
+    "not_finite": _warning(
+        "{what}: the arithmetic was timed, but its result is useless",
+        "choose a precision with more range (precision=bf16, precision=fp32), or check weights and learning rate",
     ),
-    # --- the machine during the measurement ---
+    "not_quantized": _warning(
+        "{model} is prepared for quantization, but runs in floating point", "read it as {plain}; int8 is not measured"
+    ),
+    "settings_changed": _warning(
+        "torch's settings are not those that were requested: {changes}",
+        "set them by execution.…, so that the record has those of all calls, or measure in a separate process",
+    ),
+    "inputs_changed": _warning(
+        "the model changes its inputs in place: each call works on a copy of them, and its time includes the copying",
+        "clone the inputs in the model, or use operations that are not in place",
+    ),
+    "data_incomplete": _warning("{what}", "{advice}"),
+    "mixed_devices": _warning(
+        "the run used different {what}: {changes}",
+        "select devices and nodes of one kind (CUDA_VISIBLE_DEVICES, gpu.index, cluster.options), then measure again",
+    ),
+    "algorithm_fallback": _warning(
+        "{share:.1%} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",
+        "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a model by "
+        "algorithm.on_unsupported=error",
+        by="share:.1%",
+        badness=operator.neg,
+    ),
+    "algorithm_unproven": _warning(
+        "no full proof that cuDNN ran {algorithm}: {why}",
+        "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's report",
+    ),
+    # --- other work, and the clock of the device ---
+    "shared_device": _warning("{evidence}", "measure when nobody else uses the device", disturbs=True),
+    "shared_host": _warning(
+        "other work had a part of the host during the measurement: {others}",
+        "compare `device` only, or request the whole host (hydra.launcher.exclusive=true)",
+        disturbs=True,
+    ),
     "busy_host": _warning(
         "other processes used {load:.1f} of {cores} CPU cores during the measurement",
         "stop other work on this machine, then measure again",
@@ -140,46 +124,102 @@ DIAGNOSTICS: dict[str, Rule] = {
         "read samples/s and latency as those of two states of the host, and measure in several processes (processes=3)",
         disturbs=True,
     ),
-    "shared_host": _warning(
-        "other work had a part of the host during the measurement: {others}",
-        "compare `device` only, or request the whole host (hydra.launcher.exclusive=true)",
-        disturbs=True,
-    ),
-    "shared_device": _warning("{evidence}", "measure when nobody else uses the device", disturbs=True),
-    "clock_moved": _warning(
-        "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
-        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
-        by="change:.1%",
-    ),
     "throttled": _warning(
         "the driver throttled the device for {share:.0%} of the time of `{series}`: {reasons}",
         "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
         by="share:.0%",
     ),
+    "clock_moved": _warning(
+        "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
+        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
+        by="change:.1%",
+    ),
+    # --- the samples ---
+    "drift": _warning(
+        "{changes}",
+        "use a longer warm-up (stopping.steady=thermal, stopping=publish), and check what else changes on the machine",
+        by="relative:+.1%",
+    ),
+    "process_apart": _warning(
+        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
+        "the others; time and interval include it",
+        "stop other work on this machine, then measure again; of more processes (processes=N) each weighs less",
+        by="ratio:.3g",
+        badness=_apart,
+    ),
+    "processes_differ": _note(
+        "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
+        "calls do not show; the interval includes it",
+        "use more processes (processes=N) for a narrower interval",
+    ),
+    "too_few_samples": _note("{n} samples ({effective} effective): {reached}", "{advice}", by="width:.1%"),
+    "below_resolution": _note(
+        "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
+        "use a larger batch, or cache=rotate, which does not time calls one by one",
+    ),
+    "scaling_unexpected": _note(
+        "the time is {ratio:.2f} times that of {reference}{evidence}",
+        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares its algorithms",
+        by="ratio:.2f",
+        badness=_apart,
+    ),
+    "stairs": _note(
+        "{curve}: {where}, as if other kernels ran; predictions between measured points are uncertain there",
+        "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
+    ),
+    "corpus_unfit": _warning("the records do not fit: {why}", "measure there, at a few sizes (sweep=sparse)"),
+    # --- `device`, the time on the device itself ---
+    "queue_starved": _warning(
+        "in {blocks} blocks the device ran out of work before the host had filled the launch queue",
+        "read `device` as an upper bound; execution=compile needs fewer launches",
+        by="blocks",
+    ),
+    "device_missing": _note("no `device` time: {reason}", "read `throughput` and `latency`; {advice}"),
+    "device_leaves_out": _note(
+        "`device` is the time of an equivalent call: {how}",
+        "`throughput` and `latency` are of the call as it is",
+        shared=True,
+    ),
+    "device_of_graph": _note(
+        "a call does not fit the launch queue; {what} captured as a CUDA graph, whose kernels may follow each other "
+        "more closely",
+        "compare such times with each other; execution.cuda_graph=true captures every call that does not synchronize",
+    ),
+    # --- what limits the rate ---
+    "rate_falls": _warning(
+        "reaches {ratio:.2f} of the samples/s of batch {batch}, which is smaller",
+        "use batch_size={fastest}, which has the highest rate of all",
+        by="ratio:.2f",
+        badness=operator.neg,
+    ),
+    "multi_gpu_slower": _warning(
+        "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}{scope}",
+        "use a larger batch_size per device; probes.scaling=true shows what the difference is lost to",
+        by="ratio:.2f",
+        badness=operator.neg,
+    ),
+    "ranks_disagree": _warning(
+        "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
+        "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
+        by="ratio:.3f",
+        badness=_apart,
+    ),
+    "device_idle": _warning("the device idles {idle:.0%} of the loop{of_mean}; {cause}", "{advice}", by="idle:.0%"),
     "loader_competes": _note(
         "{workers} and {threads} share {cores} and slow each other down",
         "lower execution.threads or data.workers (data.workers=0 loads between the calls)",
     ),
-    # --- the model ---
-    # The figure carries the name of a precision that did not run.
-    "precision_unavailable": _error(
-        "{precision} was requested, but fp32 was measured: {reason}",
-        "use precision=fp32, or a device that supports {precision}",
+    "largest_batch_open": _note(
+        "batch {batch} fits and {beyond}: {trials} trials did not find the edge",
+        "measure the batch sizes between them with batch_size=[…]",
     ),
-    "not_quantized": _warning(
-        "{model} is prepared for quantization, but runs in floating point", "read it as {plain}; int8 is not measured"
-    ),
-    "not_finite": _warning(
-        "{what}: the arithmetic was timed, but its result is useless",
-        "choose a precision with more range (precision=bf16, precision=fp32), or check weights and learning rate",
-    ),
-    "inputs_changed": _warning(
-        "the model changes its inputs in place: each call works on a copy of them, and its time includes the copying",
-        "clone the inputs in the model, or use operations that are not in place",
-    ),
-    "settings_changed": _warning(
-        "torch's settings are not those that were requested: {changes}",
-        "set them by execution.…, so that the record has those of all calls, or measure in a separate process",
+    # --- work and algorithms ---
+    "not_faster": _warning(
+        "{algorithm} takes {ratio:.3f} of the time of {baseline} end to end (95 % interval {low:.3f} to {high:.3f}), "
+        "{how}: it is not clearly faster",
+        "report no gain, or use {baseline}; for a narrower interval measure when nothing else runs, with "
+        "algorithm.reuse=false",
+        by="ratio:.3f",
     ),
     "work_uncounted": _warning(
         "MACs, FLOPs and rates are not those of the calls: {why}",
@@ -195,31 +235,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         "by the device's data sheet, TF32 computes matrix products {ratio:.1f} times as fast as fp32 at most",
         "precision=tf32 uses it, with 10 bits of mantissa; probes.correctness=true shows the error",
     ),
-    # --- convolution algorithms ---
-    "algorithm_fallback": _warning(
-        "{share:.1%} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",
-        "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a model by "
-        "algorithm.on_unsupported=error",
-        by="share:.1%",
-        badness=operator.neg,
-    ),
-    # The figure carries the name of an algorithm that did not run, as the kernels prove.
-    "algorithm_substituted": _error(
-        "cuDNN ran other kernels than {algorithm} requires: {layers}",
-        "read the time as that of the kernels that ran, or set these layers by algorithm.layers",
-        shared=True,
-    ),
-    "algorithm_unproven": _warning(
-        "no full proof that cuDNN ran {algorithm}: {why}",
-        "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's report",
-    ),
-    "not_faster": _warning(
-        "{algorithm} takes {ratio:.3f} of the time of {baseline} end to end (95 % interval {low:.3f} to {high:.3f}), "
-        "{how}: it is not clearly faster",
-        "report no gain, or use {baseline}; for a narrower interval measure when nothing else runs, with "
-        "algorithm.reuse=false",
-        by="ratio:.3f",
-    ),
+    # --- layers, phases, energy and profiles ---
     "layers_disagree": _warning(
         "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling ({difference:+.1%}{details})",
         "{advice}",
@@ -227,16 +243,21 @@ DIAGNOSTICS: dict[str, Rule] = {
         leaves_shares=True,
     ),
     "layers_inexact": _note("{what}", "{advice}", by="share:.1%"),
-    # --- energy ---
-    "meter_missing": _warning(
-        "no energy was measured, {reason}",
-        "fix what is named (perfexp doctor checks it), or set probes.energy=false",
+    "phases_disagree": _warning(
+        "the phases of one process add up to {ratio:.3f} of its `{whole}`{why}",
+        "read the phases as shares, not as times; the whole call is timed without them",
+        by="ratio:.3f",
+        badness=_apart,
     ),
     # The counter is broken, or one of two readings is wrong: nothing shows which.
     "meter_fault": _error(
         "{meter}: {fault}: no energy",
         "measure again; `perfexp doctor` shows whether the counter moves and agrees with the power, another driver may "
         "help",
+    ),
+    "meter_missing": _warning(
+        "no energy was measured, {reason}",
+        "fix what is named (perfexp doctor checks it), or set probes.energy=false",
     ),
     "meter_shared": _warning("{meter} also counts the energy of {others}", "measure when nobody else uses it"),
     "meter_limited": _note(
@@ -252,30 +273,11 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the energy of a call depends on its pace: {paces}",
         "compare energies at one pace; {advice} brings loop and device together",
     ),
-    # --- batch sizes ---
-    "largest_batch_open": _note(
-        "batch {batch} fits and {beyond}: {trials} trials did not find the edge",
-        "measure the batch sizes between them with batch_size=[…]",
-    ),
-    "mixed_devices": _warning(
-        "the run used different {what}: {changes}",
-        "select devices and nodes of one kind (CUDA_VISIBLE_DEVICES, gpu.index, cluster.options), then measure again",
-    ),
-    "ranks_disagree": _warning(
-        "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
-        "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
-        by="ratio:.3f",
-        badness=_apart,
-    ),
-    "multi_gpu_slower": _warning(
-        "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}{scope}",
-        "use a larger batch_size per device; probes.scaling=true shows what the difference is lost to",
-        by="ratio:.2f",
-        badness=operator.neg,
-    ),
     "profile_incomplete": _warning("the profile is incomplete: {reason}", "{advice}"),
 }
 
+_SEVERITIES = list(Severity)
+_ORDER = {code: place for place, code in enumerate(DIAGNOSTICS)}
 
 #: Codes of earlier versions, and the codes that they are read as.
 MERGED = {
@@ -341,6 +343,12 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def rule(self) -> Rule:
         """Row of the table; a plain one for codes of later versions."""
         return DIAGNOSTICS.get(self.code) or Rule(self.severity, self.message, self.help)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: the most severe first, then in the order of the table, then codes of later versions."""
+        place = _ORDER.get(self.code, len(_ORDER))
+        return _SEVERITIES.index(self.severity), place
 
     @property
     def is_note(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.records.diagnostics import Diagnostic, Severity
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import UNTRAINED
 from perfexp.records.record import Key, Record, Status, without_replicate
 from perfexp.records.units import counted
@@ -15,7 +15,6 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
-_SEVERITIES = list(Severity)
 #: Diagnostics with the label of their place.
 Placed = tuple[str, Sequence[Diagnostic]]
 
@@ -86,7 +85,7 @@ def grouped(placed: Iterable[Placed]) -> list[Raised]:
     for name, diagnostics in placed:
         for diagnostic in diagnostics:
             groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {}).setdefault(name, diagnostic)
-    return sorted(map(_worst_first, groups.values()), key=lambda raised: _SEVERITIES.index(raised.worst.severity))
+    return sorted(map(_worst_first, groups.values()), key=lambda raised: raised.worst.order)
 
 
 def _beside(key: Key) -> tuple[str, int] | None:

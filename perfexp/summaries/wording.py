@@ -182,8 +182,9 @@ def continuation(rows: Iterable[Row]) -> str:
 
 
 def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
-    """Return the codes of errors and warnings, each once."""
-    return list(dict.fromkeys(one.code for one in diagnostics if not one.is_note))
+    """Return the codes of errors and warnings, each once, the most severe first."""
+    raised = (one for one in diagnostics if not one.is_note)
+    return list(dict.fromkeys(one.code for one in sorted(raised, key=lambda one: one.order)))
 
 
 def epoch_text(epoch: Epoch) -> str:

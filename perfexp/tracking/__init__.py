@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from perfexp.records.record import Point, Record
-from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 
 
 class Tracker:
@@ -26,14 +26,14 @@ class Tracker:
         """
         return nullcontext(lambda _: None)
 
-    def publish(self, record: Record, folder: Path) -> str | None:
+    def publish(self, analysis: Analysis, folder: Path) -> str | None:
         """Send a finished record of any status, with the artifacts in its folder; sending it again changes nothing.
 
         Returns lines for the console that lead to it; raises `PerfexpError` if it could not be sent.
         """
         return None
 
-    def publish_sweep(self, sweep: Sweep, folder: Path) -> str | None:
+    def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str | None:
         """Send the summary of a sweep, finished or not, as `publish` does; its runs are sent on their own."""
         return None
 

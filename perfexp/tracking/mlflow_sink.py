@@ -22,7 +22,7 @@ from perfexp.errors import UserError
 from perfexp.host.credentials import hide, reveal, scrub
 from perfexp.host.installation import python_command
 from perfexp.records.record import Point, Record
-from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker, payload, store
 from perfexp.tracking.delivery import Delivery, Epochs, Fetch, Payload, Request
@@ -118,12 +118,12 @@ class MlflowSink(Tracker):
                     deliver(msgspec.structs.replace(self._delivery(last), deadline_seconds=_END_SECONDS))
             raise
 
-    def publish(self, record: Record, folder: Path) -> str:
+    def publish(self, analysis: Analysis, folder: Path) -> str:
         start_sender()  # it imports MLflow in the meantime
-        return self._send(payload.of_run(record, folder), self._again(folder))
+        return self._send(payload.of_run(analysis, folder), self._again(folder))
 
-    def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
-        return self._send(payload.of_sweep(sweep, folder), self._again(folder))
+    def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
+        return self._send(payload.of_sweep(whole, folder), self._again(folder))
 
     def publish_comparison(self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path) -> str:
         """Send a comparison with the files in its folder; raises `TrackingFailed`."""

@@ -38,10 +38,9 @@ _TABLE = "points.json"
 _log = logging.getLogger(__name__)
 
 
-def of_run(record: Record, folder: Path) -> Payload:
+def of_run(analysis: Analysis, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
-    analysis = Analysis.of(record)
-    parts = point_runs(analysis)
+    record, parts = analysis.record, point_runs(analysis)
     found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
     metrics, notes = figures.of(found, figures.times(record))
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
@@ -75,16 +74,15 @@ def of_run(record: Record, folder: Path) -> Payload:
     )
 
 
-def of_sweep(sweep: Sweep, folder: Path) -> Payload:
+def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     """Return the summary of a sweep as the parent run of its runs."""
-    records = sweep.records(folder)
+    sweep, records = whole.sweep, [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    whole = SweepAnalysis.of(sweep, records)
     table = [row for _, one in whole.runs if one for row in one.rows]
     metrics, notes = figures.of(figures.best(table), lambda _: ended)
     points, first_tags = table_of(flat.sweep(whole) if records else [])

@@ -23,7 +23,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
-from perfexp.summaries.analysis import Analysis
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
@@ -727,9 +727,9 @@ def _published(store, tmp_path, records, sweep=None):
     for number, one in enumerate(records):
         (tmp_path / "sent" / str(number)).mkdir(parents=True)
         (tmp_path / "sent" / str(number) / "record.json").write_bytes(one.to_json())
-        sink.publish(one, tmp_path / "sent" / str(number))
+        sink.publish(Analysis.of(one), tmp_path / "sent" / str(number))
     if sweep:
-        sink.publish_sweep(sweep, tmp_path / "sent")
+        sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path / "sent")), tmp_path / "sent")
     client = MlflowClient(tracking_uri=store)
     runs = client.search_runs([client.get_experiment_by_name("compared").experiment_id])
     return {run.data.tags["perfexp.kind"]: run.info.run_id for run in runs}

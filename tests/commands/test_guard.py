@@ -16,6 +16,7 @@ import pytest
 
 from perfexp.commands import guard
 from perfexp.records.record import SweepMembership
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 pytestmark = pytest.mark.slow
@@ -210,7 +211,7 @@ def test_every_address_of_this_machine_is_its_own_where_it_listens_on_all():
 
 def _publish(uri, record, folder):
     warnings.simplefilter("ignore")
-    MlflowSink(uri=uri, experiment="race").publish(record, folder)
+    MlflowSink(uri=uri, experiment="race").publish(Analysis.of(record), folder)
 
 
 def test_processes_that_send_one_record_to_a_server_at_once_make_one_run(server, make_record, leave_run, tmp_path):

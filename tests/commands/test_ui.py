@@ -14,6 +14,7 @@ import pytest
 from perfexp import commands
 from perfexp.commands import ui
 from perfexp.errors import PerfexpError
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking.mlflow_sink import MlflowSink
 from tests.rotation import some_of
 
@@ -73,7 +74,7 @@ def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     record = make_record()
     folder = leave_run(record, tmp_path)
-    MlflowSink(uri=store, experiment="shown").publish(record, folder)
+    MlflowSink(uri=store, experiment="shown").publish(Analysis.of(record), folder)
     script = "import sys; from perfexp import commands; sys.exit(commands.run(sys.argv[1:]))"
     ui = subprocess.Popen(
         [sys.executable, "-c", script, "ui", "--uri", store, "--port", str(free_port)],
@@ -94,7 +95,7 @@ def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
         assert lines[0].endswith("&viewStateShareKey=perfexp-inference\n")
         assert urllib.request.urlopen(base, timeout=10).status == 200
         for _ in range(2):
-            link = MlflowSink(uri=base, experiment=f"through {ending.name}").publish(record, folder)
+            link = MlflowSink(uri=base, experiment=f"through {ending.name}").publish(Analysis.of(record), folder)
         assert link.startswith(f"{base}/#/experiments/")
         processes = psutil.Process(ui.pid).children(recursive=True)
         ui.send_signal(ending)

@@ -7,6 +7,7 @@ import pytest
 
 from perfexp.records.record import Metric, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import payload, run_params
 
 DATA = {"data": {"_target_": "x", "root": "http://me:secret@host/data"}, "choices": {"data": "cifar10"}, "seed": 1}
@@ -31,7 +32,7 @@ def test_other_data_has_another_digest(make_record):
 
 def test_the_table_compares_medians_of_equal_points_and_has_no_nan(make_record, tmp_path):
     record = make_record(batches=(1, 8), metrics=[Metric(name="custom/nan", value=math.nan, unit="1")])
-    run = payload.of_run(record, tmp_path)
+    run = payload.of_run(Analysis.of(record), tmp_path)
     [upload] = [one for one in run.files if one.source is None]
     table = json.loads(upload.content, parse_constant=pytest.fail)
     assert table["columns"][:2] == ["point", "median_ms"]
@@ -47,7 +48,11 @@ def test_the_table_of_a_sweep_names_its_runs(make_record, tmp_path):
     (tmp_path / "0" / "record.json").write_bytes(record.to_json())
     sweep = Sweep(uid="s", name="algorithm", started=record.started, jobs=1)
     sweep.children = [SweepChild(job=0, name="one", directory="0", status=record.status, axes=axes)]
-    [upload] = [one for one in payload.of_sweep(sweep, tmp_path).files if one.source is None]
+    [upload] = [
+        one
+        for one in payload.of_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path)), tmp_path).files
+        if one.source is None
+    ]
     assert json.loads(upload.content)["data"][0][:3] == [
         "one · inference · 224 · 1 · fp32",
         pytest.approx(10, rel=0.01),

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from perfexp.records.record import Epoch, Metric
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import mlflow_sink, payload
 from perfexp.tracking.delivery import Epochs
 from perfexp.tracking.mlflow_sink import MlflowSink
@@ -119,7 +120,7 @@ def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(trai
         [run] = runs()
         assert (run.info.status, run.data.metrics["epoch/accuracy"]) == ("RUNNING", 0.25)
     leave_run(record, tmp_path / "run")
-    sink.publish(record, tmp_path / "run")
+    sink.publish(Analysis.of(record), tmp_path / "run")
     [run] = runs()
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "epoch/loss")
@@ -139,7 +140,7 @@ def test_an_interrupted_training_does_not_stay_open(training, tmp_path, monkeypa
         assert [(request.payload.status, len(request.payload.figures) > 0) for request in sent] == [("RUNNING", True)]
         raise KeyboardInterrupt
     assert (sent[1].payload.status, sent[1].payload.figures) == ("KILLED", [])
-    assert sent[1].payload.identity == payload.of_run(record, tmp_path).identity
+    assert sent[1].payload.identity == payload.of_run(Analysis.of(record), tmp_path).identity
     assert sent[1].deadline_seconds < 10
 
 
@@ -154,7 +155,7 @@ def test_live_figures_have_the_names_of_the_final_ones(training):
     live = payload.epochs_of(point, 0.0)
     final = [
         figure
-        for figure in payload.of_run(record, Path()).figures
+        for figure in payload.of_run(Analysis.of(record), Path()).figures
         if figure.name.startswith("epoch/") and figure.step == 1
     ]
     assert {figure.name for figure in live} >= {"epoch/custom.weight norm"}

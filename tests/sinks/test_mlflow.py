@@ -14,6 +14,7 @@ import pytest
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.record import Artifact, Epoch, Metric, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import mlflow_sink, payload, send
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
@@ -92,7 +93,7 @@ def files(store):
 
 def test_a_run_has_the_records_times_status_and_name(sink, runs, make_record, leave_run, tmp_path):
     record = make_record()
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = runs()
     assert run.info.run_name == "resnet50 fp32 224 b1 inf"
     assert run.info.status == "FINISHED"
@@ -106,7 +107,7 @@ def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, lea
         command=["model=resnet50", "stopping.max_seconds=5", "+stopping.x=1", "quiet=true", "--config-dir=mine"],
         plan={"stopping": {"max_seconds": 5.0}, "choices": {"stopping": "fine"}},
     )
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run = next(run for run in runs() if run.data.tags["perfexp.kind"] == "run")
     expected = {
         "perfexp.kind": "run",
@@ -145,7 +146,7 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
     sink, runs, history, make_record, leave_run, tmp_path
 ):
     record = make_record(sizes=(224, 256, 288), failing={256: Status.OOM})
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = of_kind("run", runs())
     assert history(run, "point/input_height") == [(224, 224), (256, 256), (288, 288)]
     assert history(run, "point/ok") == [(224, 1), (256, 0), (288, 1)]
@@ -156,7 +157,7 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
 
 def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_record, leave_run, tmp_path):
     for uid, sizes in {"two": (224, 256), "five": (224, 256, 288, 320, 352), "one": (224,)}.items():
-        sink.publish(record := make_record(uid=uid, sizes=sizes), leave_run(record, tmp_path / uid))
+        sink.publish(Analysis.of(record := make_record(uid=uid, sizes=sizes)), leave_run(record, tmp_path / uid))
     assert listed(VIEWS[-1]) == ["five", "two"], "those without an exponent come last"
 
 
@@ -175,7 +176,7 @@ def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, m
         "cpu": {"environment": cpu},
     }.items():
         record = make_record(uid=uid.replace(" ", "-"), **fields)
-        sink.publish(record, leave_run(record, tmp_path / record.uid))
+        sink.publish(Analysis.of(record), leave_run(record, tmp_path / record.uid))
     question = (
         "params.model = 'resnet50' and params.phase = 'inference' and params.input_size = '224' and "
         "params.batch_size = '1' and params.precision = 'fp32' and params.execution = 'eager' and "
@@ -187,8 +188,8 @@ def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, m
 @pytest.mark.slow
 def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_record, leave_run, tmp_path):
     record = make_record(sizes=(224, 256), batches=(1, 8))
-    sink.publish(record, leave_run(record, tmp_path))
-    sink.publish(record, tmp_path)
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), tmp_path)
     sizes = {(run.data.params["input_size"], run.data.params["batch_size"]): run for run in of_kind("size", runs())}
     assert set(sizes) == {(size, batch) for size in ("224", "256") for batch in ("1", "8")}
     for (size, batch), run in sizes.items():
@@ -199,21 +200,21 @@ def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_rec
 
 
 def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
-    assert len(payload.of_run(make_record(sizes=range(32, 96)), tmp_path).children) == 64
-    assert payload.of_run(make_record(sizes=range(32, 97)), tmp_path).children == []
+    assert len(payload.of_run(Analysis.of(make_record(sizes=range(32, 96))), tmp_path).children) == 64
+    assert payload.of_run(Analysis.of(make_record(sizes=range(32, 97))), tmp_path).children == []
 
 
 def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(make_record, tmp_path):
-    few = payload.of_run(make_record(calls=4), tmp_path)
+    few = payload.of_run(Analysis.of(make_record(calls=4)), tmp_path)
     assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(few.tags["perfexp.estimated_metrics"].split(", "))
     assert "no interval" in few.note
     assert "samples/s: ≈ " in few.note
-    many = payload.of_run(make_record(), tmp_path)
+    many = payload.of_run(Analysis.of(make_record()), tmp_path)
     assert "p50" not in many.tags.get("perfexp.estimated_metrics", "")
     assert "samples/s: ≈ " not in many.note
-    several = payload.of_run(make_record(calls=4, sizes=(224, 256)), tmp_path)
+    several = payload.of_run(Analysis.of(make_record(calls=4, sizes=(224, 256))), tmp_path)
     assert re.search(r"\| 224 \| [\d.]+ ms, no interval \|", several.note)
-    batches = payload.of_run(make_record(calls=4, batches=(1, 8)), tmp_path)
+    batches = payload.of_run(Analysis.of(make_record(calls=4, batches=(1, 8))), tmp_path)
     assert batches.tags["perfexp.estimated_metrics"] == "best/latency_p50_ms, best/samples_per_second"
 
 
@@ -236,7 +237,7 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
     sink, parts, history, files, make_record, leave_run, tmp_path
 ):
     record = make_record(sizes=(224, 256), batches=(1, 8), phases=("train", "inference"))
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run, points = parts()
     assert set(points) == {(phase, batch) for phase in ("train", "inference") for batch in ("1", "8")}
     names = {pair: set(point.data.metrics) for pair, point in points.items()}
@@ -266,8 +267,8 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
 
 @pytest.mark.parametrize("alone", [{}, {"sizes": (224, 256)}, {"metrics": [Metric(name="mfu", value=0.5, unit="1")]}])
 def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp_path):
-    (one,) = [payload.of_run(make_record(**alone), tmp_path)]
-    both = payload.of_run(make_record(**alone, batches=(1, 8), phases=("train", "inference")), tmp_path)
+    (one,) = [payload.of_run(Analysis.of(make_record(**alone)), tmp_path)]
+    both = payload.of_run(Analysis.of(make_record(**alone, batches=(1, 8), phases=("train", "inference"))), tmp_path)
     inference = next(child for child in both.children if child.name.startswith("b1 inf "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
@@ -293,20 +294,20 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
 
     monkeypatch.setattr(send, "fill", until_the_power_fails)
     with pytest.raises(TrackingFailed, match="no power"):
-        sink.publish(record, folder)
+        sink.publish(Analysis.of(record), folder)
     monkeypatch.setattr(send, "fill", fill)
     assert {run.info.status for run in runs()} == {"FINISHED"}
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     before, points = parts()
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     whole = {run.info.run_id for kind in ("run", "point") for run in of_kind(kind, runs())}
     assert whole == {run.info.run_id for run in (before, *points.values())}
     assert [len(history(point, "latency/p50_ms")) for point in points.values()] == [2, 2, 2]
     client = MlflowClient(tracking_uri=store)
     client.delete_run(before.info.run_id)
     client.delete_run(points["inference", "8"].info.run_id)
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     after, again = parts()
     assert after.info.run_id != before.info.run_id
     same = {pair for pair in points if points[pair].info.run_id == again[pair].info.run_id}
@@ -328,7 +329,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
         client.create_run(own.info.experiment_id, start_time=own.info.start_time - 1, tags=tags)
 
     monkeypatch.setattr(send, "upload", while_another_makes_the_same_run)
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run, points = parts()
     assert run.info.start_time == 1772359200000 - 1
     assert len(points) == 2
@@ -336,7 +337,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
 
 def test_the_parts_of_a_run_of_a_sweep_are_below_that_run(sink, runs, make_record, leave_run, tmp_path):
     record = make_record(batches=(1, 8), sweep=SweepMembership(uid="s1", job=0, jobs=1))
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     by_kind = {run.data.tags["perfexp.kind"]: run for run in runs()}
     above = {kind: run.data.tags.get("mlflow.parentRunId") for kind, run in by_kind.items()}
     ids = {kind: run.info.run_id for kind, run in by_kind.items()}
@@ -348,7 +349,7 @@ def test_a_phase_that_failed_says_so_on_its_own_run(sink, parts, make_record, le
     record = make_record(batches=(1, 8))
     record.points[1].status = Status.FAILED
     record.points[1].series = []
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run, points = parts()
     assert {pair[1]: point.info.status for pair, point in points.items()} == {"1": "FINISHED", "8": "FAILED"}
     assert run.info.status == "FAILED"
@@ -367,7 +368,7 @@ def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run,
             lambda *a, _whole=whole, _name=name, **k: calls.append(_name) or _whole(*a, **k),
         )
     record = make_record(sizes=range(224, 424, 2), batches=(1, 8), phases=("train", "inference"))
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     assert calls.count("log_metric") == 0
     assert calls.count("log_batch") < 20
     assert len(calls) < 60
@@ -376,9 +377,9 @@ def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run,
 def test_a_second_publication_changes_nothing(sink, runs, history, files, make_record, leave_run, tmp_path):
     record = make_record(sizes=(224, 256), plan={"data": {"root": "x"}, "choices": {"data": "cifar10"}})
     folder = leave_run(record, tmp_path)
-    first = sink.publish(record, folder)
+    first = sink.publish(Analysis.of(record), folder)
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
-    assert sink.publish(record, folder) == first
+    assert sink.publish(Analysis.of(record), folder) == first
     assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
     [whole] = of_kind("run", runs())
     assert len(history(whole, "latency/p50_ms")) == 2
@@ -390,10 +391,10 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
 
 def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
     killed = make_record(sizes=(224, 256), failing={256: Status.INTERRUPTED}, status=Status.KILLED)
-    sink.publish(killed, leave_run(killed, tmp_path))
+    sink.publish(Analysis.of(killed), leave_run(killed, tmp_path))
     assert [run.info.status for run in of_kind("run", runs())] == ["KILLED"]
     resumed = make_record(sizes=(224, 256), command=["stopping.max_seconds=9"], doubts=[])
-    sink.publish(resumed, tmp_path)
+    sink.publish(Analysis.of(resumed), tmp_path)
     (run,) = of_kind("run", runs())
     assert run.info.status == "FINISHED"
     assert len(history(run, "latency/p50_ms")) == 2
@@ -407,14 +408,14 @@ def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tm
 
     record = make_record()
     folder = leave_run(record, tmp_path)
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     client, run_id = MlflowClient(tracking_uri=store), runs()[0].info.run_id
     assert "10.0 ms" in runs()[0].data.tags["mlflow.note.content"]
     client.set_tag(run_id, "mlflow.note.content", "mine")
     client.set_tag(run_id, "reviewed", "yes")
     client.set_tag(run_id, "mlflow.loggedArtifacts", "with a table of mine")
     client.update_run(run_id, name="the good one")
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     (run,) = runs()
     assert run.data.tags["mlflow.note.content"] == "mine"
     assert run.data.tags["reviewed"] == "yes"
@@ -430,7 +431,7 @@ def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(sink, runs, histo
         )
         for number, f1 in ((1, 0.5), (2, 0.7))
     ]
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     [run] = [run for run in runs() if "custom/f1" in run.data.metrics]
     assert run.data.metrics["custom/f1"] == 0.7
     assert history(run, "epoch/custom.f1") == [(1, 0.5), (2, 0.7)]
@@ -447,7 +448,7 @@ def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs,
         Metric(name="epoch_seconds", value=1.5, unit="seconds", estimated=True),
     ]
     record = make_record(metrics=metrics)
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = runs()
     assert run.data.metrics["custom/gradient norm _L2_.last"] == 3.5
     assert run.data.metrics["custom/_"] == 1
@@ -468,7 +469,7 @@ def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_
     command = [f"long={'x' * 7_000}", "nul=a\0b", "data.root=postgresql://me:secret@db/mlflow"]
     record = make_record(sizes=range(224, 512, 2), command=command)
     with caplog.at_level(logging.WARNING):
-        sink.publish(record, leave_run(record, tmp_path))
+        sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = runs()
     assert len(run.data.params["long"]) == 6_000
     assert run.data.params["long"].endswith("(cut)")
@@ -484,7 +485,7 @@ def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_
 
 def test_more_than_a_batch_of_everything_arrives(sink, runs, history, make_record, leave_run, tmp_path):
     record = make_record(sizes=range(224, 512, 2), command=[f"many.key{number}={number}" for number in range(230)])
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = runs()
     assert len(run.data.params) == 25
     assert len(history(run, "latency/ci_high_ms")) == 144
@@ -510,7 +511,7 @@ def test_artifacts_go_to_their_folders_and_links_and_missing_files_are_told(
         Artifact(path="a b é.png", kind="plots"),
         Artifact(path="report.md", kind="report"),
     ]
-    sink.publish(record, folder)
+    sink.publish(Analysis.of(record), folder)
     (run,) = runs()
     assert files(run) == ["config", "data", "logs", "plots", "report.md", "tables"]
     assert files(run, "data") == ["data/record.json"]
@@ -534,20 +535,20 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
             name=f"b{batch}-resnet50",
             sweep=SweepMembership(uid="s1", job=job, jobs=2, axes={"batch_size": str(batch)}),
         )
-        sink.publish(record, leave_run(record, tmp_path / str(job)))
+        sink.publish(Analysis.of(record), leave_run(record, tmp_path / str(job)))
         child = SweepChild(
             job=job, name=record.name, directory=str(job), status=record.status, axes={"batch_size": str(batch)}
         )
         sweep.children.append(child)
         if job == 0:
-            sink.publish_sweep(sweep, tmp_path)
+            sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path)), tmp_path)
             parent = next(run for run in runs() if run.data.tags["perfexp.kind"] == "sweep")
             assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches resnet50 fp32")
             assert not parent.data.params
     sweep.ended = "2026-03-01T11:00:00+00:00"
     (tmp_path / "sweep.csv").write_text("job\n0\n1\n")
     (tmp_path / "sweep.png").write_bytes(b"png")
-    sink.publish_sweep(sweep, tmp_path)
+    sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path)), tmp_path)
     (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
     children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(run.info.run_name for run in children) == ["b1 resnet50 fp32 224 inf", "b8 resnet50 fp32 224 inf"]
@@ -567,7 +568,7 @@ def test_the_experiment_is_the_plans_stage_unless_named(store, make_record, leav
     from mlflow import MlflowClient
 
     record = make_record(plan={"stage": "2_quick"})
-    MlflowSink(uri=store).publish(record, leave_run(record, tmp_path))
+    MlflowSink(uri=store).publish(Analysis.of(record), leave_run(record, tmp_path))
     found = MlflowClient(tracking_uri=store).get_experiment_by_name("2_quick")
     assert found.artifact_location == (Path(store.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
 
@@ -581,7 +582,7 @@ def test_the_users_environment_does_not_leak_in(sink, runs, make_record, leave_r
     mlflow_sink.end_sender()  # the next one starts with these variables
     before = dict(os.environ)
     record = make_record()
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     assert dict(os.environ) == before
     assert len(runs()) == 1
 
@@ -597,7 +598,7 @@ def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, 
         port = taken.getsockname()[1]
     record = make_record()
     with pytest.raises(TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp log {tmp_path}") as caught:
-        MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(record, leave_run(record, tmp_path))
+        MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(Analysis.of(record), leave_run(record, tmp_path))
     assert isinstance(caught.value, PerfexpError)
     assert caught.value.exit_code == 3
     assert "secret" not in str(caught.value)
@@ -606,7 +607,7 @@ def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, 
 def test_a_database_that_cannot_be_made_is_one_message(make_record, leave_run, tmp_path):
     record = make_record()
     with pytest.raises(TrackingFailed, match="Nothing is lost"):
-        MlflowSink(uri="sqlite:////proc/nowhere/mlflow.db").publish(record, leave_run(record, tmp_path))
+        MlflowSink(uri="sqlite:////proc/nowhere/mlflow.db").publish(Analysis.of(record), leave_run(record, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -669,18 +670,18 @@ def test_a_deleted_experiment_is_told(sink, store, experiment, make_record, leav
     from mlflow import MlflowClient
 
     record = make_record()
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     client = MlflowClient(tracking_uri=store)
     client.delete_experiment(client.get_experiment_by_name(experiment).experiment_id)
     with pytest.raises(TrackingFailed, match="deleted"):
-        sink.publish(record, tmp_path)
+        sink.publish(Analysis.of(record), tmp_path)
 
 
 def _publish(uri, record, folder):
     import warnings
 
     warnings.simplefilter("ignore")
-    MlflowSink(uri=uri, experiment="race").publish(record, folder)
+    MlflowSink(uri=uri, experiment="race").publish(Analysis.of(record), folder)
 
 
 @pytest.mark.slow
@@ -717,14 +718,14 @@ def test_a_run_that_went_on_in_further_processes_shows_its_last_figures(
     sink, runs, make_record, leave_run, tmp_path, in_process
 ):
     record = make_record()
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (before,) = of_kind("run", runs())
     further = msgspec.convert(msgspec.to_builtins(record.points[0]), type(record.points[0]))
     further.key, further.started = msgspec.structs.replace(further.key, replicate=1), "2030-01-01T00:00:00+00:00"
     for series in further.series:
         series.samples = [0.5 * seconds for seconds in series.samples]
     record.points.append(further)
-    sink.publish(record, leave_run(record, tmp_path))
+    sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (after,) = of_kind("run", runs())
     medians = [run.data.metrics["latency/p50_ms"] for run in (before, after)]
     assert after.info.run_id == before.info.run_id

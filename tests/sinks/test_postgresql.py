@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from perfexp import commands
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import mlflow_sink, send
 from perfexp.tracking.mlflow_sink import MlflowSink
 
@@ -129,7 +130,7 @@ def _wait_for(attempt, process, log):
 def publish(uri, record, folder):
     """Send a record from a process of its own, which has imported MLflow before it was forked."""
     mlflow_sink.deliver = send.send
-    MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(record, folder)
+    MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(Analysis.of(record), folder)
 
 
 @pytest.fixture(autouse=True)

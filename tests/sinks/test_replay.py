@@ -6,6 +6,7 @@ import pytest
 from perfexp.records.record import Metric, Status
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import WIDTH
 from perfexp.tables.flat import CHART_POINTS, decimate
 from perfexp.tracking import descriptions, payload, store
@@ -50,18 +51,20 @@ def test_decimation_keeps_the_extremes_and_the_order():
 
 
 def test_the_samples_of_an_only_point_are_a_chart_and_those_of_many_are_not(make_record, tmp_path):
-    one, many = (payload.of_run(make_record(sizes=sizes, calls=900), tmp_path) for sizes in ((224,), (224, 256)))
+    one, many = (
+        payload.of_run(Analysis.of(make_record(sizes=sizes, calls=900)), tmp_path) for sizes in ((224,), (224, 256))
+    )
     assert 0 < sum(figure.name == "samples/latency_ms" for figure in one.figures) <= CHART_POINTS
     assert not [figure for figure in many.figures if figure.name.startswith("samples/")]
 
 
 def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
-    first, second = (payload.of_run(make_record(), tmp_path).figures for _ in range(2))
+    first, second = (payload.of_run(Analysis.of(make_record()), tmp_path).figures for _ in range(2))
     assert first == second
 
 
 def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
-    note = payload.of_run(make_record(), tmp_path).note
+    note = payload.of_run(Analysis.of(make_record()), tmp_path).note
     assert store.is_unedited(note)
     assert not store.is_unedited(note.replace("224", "225"))
     assert not store.is_unedited("mine")
@@ -69,11 +72,11 @@ def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
 
 
 def test_a_description_starts_with_the_subject_and_the_figures(make_record, tmp_path):
-    subject, _, figures = payload.of_run(make_record(), tmp_path).note.partition("\n\n")
+    subject, _, figures = payload.of_run(Analysis.of(make_record()), tmp_path).note.partition("\n\n")
     assert subject.startswith("resnet50 · inference · 224")
     assert figures.startswith("- latency p50 ± CI95: 10.0 ms ±")
     failed = make_record(failing={224: Status.OOM})
-    assert payload.of_run(failed, tmp_path).note.partition("\n\n")[2].startswith("- remarks: oom")
+    assert payload.of_run(Analysis.of(failed), tmp_path).note.partition("\n\n")[2].startswith("- remarks: oom")
 
 
 def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):
@@ -81,7 +84,7 @@ def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):
     record = make_record(sizes=(224, 256), batches=(1, 8), phases=("train", "inference"), metrics=metrics)
     record.environment["container"] = f"/{'folder_' * 20}"
     record.command = [f"data.root=/{'folder_' * 20}", *(f"seed={number}" for number in range(40))]
-    for line in payload.of_run(record, tmp_path).note.splitlines():
+    for line in payload.of_run(Analysis.of(record), tmp_path).note.splitlines():
         if line.startswith(("|", "    ")):
             assert len(line) <= WIDTH, line
         assert max(map(len, line.replace("&#8203;", " ").split()), default=0) <= WIDTH, line
@@ -102,19 +105,19 @@ def test_all_tables_of_a_long_description_are_shortened():
 
 
 def test_a_uid_from_a_file_cannot_change_a_query(make_record, tmp_path):
-    identity = payload.of_run(make_record(uid="' or 1=1 --`"), tmp_path).identity
+    identity = payload.of_run(Analysis.of(make_record(uid="' or 1=1 --`")), tmp_path).identity
     assert not set("'` ") & set(identity["perfexp.uid"])
 
 
 def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
     bare = make_record(points=[], status=Status.FAILED, environment={}, plan={}, doubts=[], started="", ended="")
-    content = payload.of_run(bare, tmp_path)
+    content = payload.of_run(Analysis.of(bare), tmp_path)
     assert content.status == "FAILED"
     assert content.tags["perfexp.status"] == "failed"
 
 
 def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_path):
-    content = payload.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
+    content = payload.of_run(Analysis.of(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8))), tmp_path)
     names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "growing_ms", "scatter_percent")
     for batch, child in zip((1, 8), content.children[:2], strict=True):
         found = {figure.name: figure for figure in child.figures if figure.name.startswith("scaling/")}
@@ -125,7 +128,7 @@ def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_p
 
 
 def test_a_growth_that_is_not_determined_has_no_figure_but_its_scatter(make_record, tmp_path):
-    content = payload.of_run(make_record(sizes=(224, 288, 352, 416)), tmp_path)
+    content = payload.of_run(Analysis.of(make_record(sizes=(224, 288, 352, 416))), tmp_path)
     found = [figure.name for figure in content.figures if figure.name.startswith("scaling/")]
     assert found == ["scaling/scatter_percent"]
     assert "scaling/growing_ms: 4 sizes are too few (5 at least)" in content.tags["perfexp.dropped_metrics"]
@@ -146,7 +149,7 @@ def test_the_step_is_the_width_in_a_sweep_over_square_sizes_only(sizes, expected
     points = [timed_point(size[0], 1, "inference") for size in sizes]
     for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
         point.key = msgspec.structs.replace(point.key, input_size=size, replicate=sizes[:index].count(size))
-    content = payload.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(Analysis.of(make_record(points=points)), tmp_path)
     assert [figure.step for figure in content.figures if figure.name == "latency/p50_ms"] == expected
 
 
@@ -154,7 +157,7 @@ def test_an_exponent_that_there_is_not_is_dropped_and_says_why(make_record, tmp_
     points = [timed_point(224, 1, "inference") for _ in range(5)]
     for index, point in enumerate(points):
         point.key = msgspec.structs.replace(point.key, input_size=(224 + 64 * index, 224))
-    content = payload.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(Analysis.of(make_record(points=points)), tmp_path)
     assert not [figure for figure in content.figures if figure.name == "scaling/exponent"]
     assert "scaling/exponent: the time does not grow with the size" in content.tags["perfexp.dropped_metrics"]
 
@@ -164,7 +167,7 @@ def test_the_processes_of_a_point_make_one_figure(make_record, tmp_path):
     for index, point in enumerate(points):
         point.key = msgspec.structs.replace(point.key, replicate=index)
         point.series[0].samples = [sample * 1.02**index for sample in point.series[0].samples]
-    content = payload.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(Analysis.of(make_record(points=points)), tmp_path)
     found = {figure.name: figure for figure in content.figures if figure.name.startswith(("latency/", "point/"))}
     assert {figure.step for figure in found.values()} == {0}
     assert found["latency/p50_ms"].value == pytest.approx(10 * 1.02, rel=1e-3)
@@ -178,7 +181,7 @@ def test_the_processes_of_a_point_make_one_figure(make_record, tmp_path):
 def test_an_interval_is_sent_if_the_last_size_has_one(few, is_sent, make_record, tmp_path):
     record = make_record(sizes=(224, 256))
     record.points = [timed_point(size, 1, "inference", calls=2 if size == few else 80) for size in (224, 256)]
-    content = payload.of_run(record, tmp_path)
+    content = payload.of_run(Analysis.of(record), tmp_path)
     steps = {}
     for figure in content.figures:
         steps.setdefault(figure.name, []).append(figure.step)

@@ -21,6 +21,7 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.host import locks
 from perfexp.host.cache import JsonCache
+from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import mlflow_sink, payload, send, store
 from perfexp.tracking.delivery import Delivery, Fetch
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
@@ -156,7 +157,7 @@ def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave
     record, begin = make_record(), time.monotonic()
     sink = MlflowSink(uri=uri, request_timeout_seconds=1, deadline_seconds=2)
     with pytest.raises(TrackingFailed, match=rf"Nothing is lost.*perfexp log {tmp_path} --uri {uri}"):
-        sink.publish(record, leave_run(record, tmp_path))
+        sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     assert time.monotonic() - begin < BOUND_SECONDS
     assert paths, "the server was asked"
     assert lock_name(uri) is None
@@ -178,7 +179,7 @@ def test_a_huge_answer_ends_in_an_error_and_not_in_the_machines_memory(serve, ma
     try:
         with pytest.raises(TrackingFailed, match="memory"):
             MlflowSink(uri=uri, request_timeout_seconds=60, deadline_seconds=60).publish(
-                record, leave_run(record, tmp_path)
+                Analysis.of(record), leave_run(record, tmp_path)
             )
     finally:
         over.set()
@@ -193,7 +194,7 @@ def test_the_sending_process_stays_for_the_next_run(serve, make_record, leave_ru
     folder = leave_run(record, tmp_path)
     for _ in range(2):
         with pytest.raises(TrackingFailed, match="401"):
-            MlflowSink(uri=uri).publish(record, folder)
+            MlflowSink(uri=uri).publish(Analysis.of(record), folder)
         processes.append(psutil.Process().children())
     assert len(paths) == 2
     assert processes[0] == processes[1] != []
@@ -205,10 +206,10 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_re
     record = make_record()
     folder = leave_run(record, tmp_path)
     with pytest.raises(TrackingFailed, match=r"tracking\.deadline_seconds=2"):
-        MlflowSink(uri=uri, deadline_seconds=2).publish(record, folder)
+        MlflowSink(uri=uri, deadline_seconds=2).publish(Analysis.of(record), folder)
     asked = len(paths)
     with pytest.raises(TrackingFailed, match=r"earlier send.*perfexp log"):
-        MlflowSink(uri=uri, deadline_seconds=10**6).publish(record, folder)
+        MlflowSink(uri=uri, deadline_seconds=10**6).publish(Analysis.of(record), folder)
     assert len(paths) == asked == 1
 
 
@@ -217,9 +218,9 @@ def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_re
     uri, record = store_uri(f"sqlite:///{tmp_path}/mlflow.db"), make_record()
     with lock_of(uri):
         with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp log"):
-            MlflowSink(uri=uri, deadline_seconds=0.3).publish(record, leave_run(record, tmp_path))
+            MlflowSink(uri=uri, deadline_seconds=0.3).publish(Analysis.of(record), leave_run(record, tmp_path))
         with pytest.raises(TrackingFailed, match="earlier send"):
-            MlflowSink(uri=uri, deadline_seconds=10**6).publish(record, tmp_path)
+            MlflowSink(uri=uri, deadline_seconds=10**6).publish(Analysis.of(record), tmp_path)
     assert not list(tmp_path.glob("mlflow.db*"))
 
 
@@ -237,7 +238,7 @@ def test_the_lock_follows_from_the_database_and_not_from_the_folder(monkeypatch,
 
 def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run, tmp_path):
     record = make_record()
-    MlflowSink(uri=store, experiment="no lock file").publish(record, leave_run(record, tmp_path))
+    MlflowSink(uri=store, experiment="no lock file").publish(Analysis.of(record), leave_run(record, tmp_path))
     database = Path(store.removeprefix("sqlite:///"))
     assert not list(database.parent.glob("*.lock"))
     with locks.opened(lock_name(store)) as descriptor:
@@ -248,7 +249,7 @@ def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run,
 def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_record, leave_run, tmp_path):
     """The process that sends holds the lock, and nobody else does."""
     uri, record = store_uri(store), make_record()
-    content = payload.of_run(record, leave_run(record, tmp_path / "run"))
+    content = payload.of_run(Analysis.of(record), leave_run(record, tmp_path / "run"))
 
     def delivery(seconds):
         return Delivery(
@@ -277,7 +278,7 @@ def test_of_two_runs_that_were_made_at_once_all_take_the_earlier(seconds, store,
     from mlflow import MlflowClient
 
     record = make_record(uid=f"at once {seconds}")
-    content = payload.of_run(record, leave_run(record, tmp_path))
+    content = payload.of_run(Analysis.of(record), leave_run(record, tmp_path))
     client = MlflowClient(tracking_uri=store)
     experiment = client.create_experiment(f"at once {seconds}")
     claim = Claim(client, experiment, content)
