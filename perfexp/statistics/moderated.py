@@ -144,6 +144,12 @@ class Repeats:
         return Component(variance=own + server, degrees=degrees)
 
     @property
+    def is_of_servers(self) -> bool:
+        """Whether most of the variance of the mean is that between servers, which its processes do not show."""
+        error = self.error
+        return error is not None and self.prior is not None and 2 * self.prior.server > error.variance
+
+    @property
     def half_width(self) -> float | None:
         """Half the width of the interval in logarithms, t · √variance; None if nothing is known of processes."""
         error = self.error

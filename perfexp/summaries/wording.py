@@ -157,7 +157,10 @@ def median_text(row: Row) -> str:
 
 
 def scope(rows: Iterable[Row]) -> str:
-    """Return how many processes the intervals of rows are from: `1 process`, `1 to 3 processes`; empty for none."""
+    """Return what the intervals of rows are over: `1 process`, `1 to 3 processes`; empty for none.
+
+    Where most of them is how other runs differ, which the processes of one do not show, it says so.
+    """
     timed = [row for row in rows if row.time and row.time.median.low is not None]
     counts = sorted({row.processes for row in timed})
     if not counts:
@@ -165,7 +168,8 @@ def scope(rows: Iterable[Row]) -> str:
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     planned = max(row.processes + row.unfinished for row in timed)
     of_planned = f" of {planned}" if any(row.unfinished for row in timed) else ""
-    return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}"
+    runs = ", with the difference between runs" * any(row.figures[row.time_kind or ""].is_of_servers for row in timed)
+    return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}{runs}"
 
 
 def scope_notes(rows: Sequence[Row]) -> list[str]:

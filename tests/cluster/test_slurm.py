@@ -139,7 +139,7 @@ def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluste
 
 @pytest.mark.slow
 def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(each_cluster, sweep):
-    sizes = ("sweep=sizes", "sweep.num_sizes=60", "batch_size=1,2")
+    sizes = ("sweep=sizes", "sweep.num_sizes=60", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
     points = sweep.folder / "0_1" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)
@@ -182,7 +182,7 @@ def test_a_kind_of_gpu_that_nobody_has_is_refused(each_cluster, sweep):
 
 @pytest.mark.slow
 def test_a_run_goes_on_elsewhere_when_its_node_goes_down(each_cluster, sweep):
-    sizes = ("sweep=sizes", "sweep.num_sizes=20", "batch_size=1,2")
+    sizes = ("sweep=sizes", "sweep.num_sizes=20", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
     points = sweep.folder / "0_1" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)

@@ -15,11 +15,13 @@ from perfexp.orchestration.job import ProgressRelay
 from perfexp.plots import record_plots
 from perfexp.plots.chart import Chart
 from perfexp.records.diagnostics import Diagnostic, make
+from perfexp.records.priors import HOST_BOUND
 from perfexp.records.record import Epoch, Key, Metric, Point, Status, Stop, SweepMembership
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console, lines_of
 from perfexp.reports.progress import Whole
 from perfexp.statistics.estimators import Interval
+from perfexp.statistics.prior import Prior
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import raised_diagnostics, scaling_lines
@@ -807,10 +809,38 @@ def test_one_measurement_has_at_most_eight_lines_and_one_warning_with_its_help(b
     assert re.fullmatch(r"  throughput  8\.\d+ samples/s ± [\d.]+ %   memory 513 MiB", lines[3])
     assert lines[4:] == [
         "  ± 95 % interval over 3 processes (perfexp help ±)",
-        "warning: the device idles 20% of the loop; launches (device_idle)",
-        "  help: more",
+        "warning: the driver throttled the device for 10% of the time of `device`: power (throttled)",
+        "  help: let the device cool, or read the figure as one under this limit; perfexp changes no limits",
         "out/  perfexp show -v (1 more warning)",
     ]
+
+
+def test_of_several_warnings_the_one_that_voids_most_is_shown_and_named_first(build: Builder) -> None:
+    doubts = [
+        make("not_faster", algorithm="fastest", ratio=1.01, baseline="default", low=0.9, high=1.1, how="together"),
+        idle(0.2),
+        make("drift", relative=0.1, changes="the median moved"),
+        make("algorithm_substituted", algorithm="gemm", layers="conv1"),
+        make("shared_device", evidence="other processes on the device: 1"),
+    ]
+    [alone, several] = [
+        shown(build, *[build.point(size=size, doubts=doubts) for size in sizes], verbose=False)
+        for sizes in ((224,), (224, 256))
+    ]
+    order = ["algorithm_substituted", "shared_device", "drift", "device_idle", "not_faster"]
+    assert re.findall(r"\((\w+)\)$", alone, re.MULTILINE) == order[:2], "all errors, and one warning"
+    assert ", ".join(order) in several
+
+
+def test_the_line_below_says_where_most_of_an_interval_is_how_runs_differ(build: Builder) -> None:
+    points = [build.point(n=400, replicate=number) for number in range(3)]
+    for point in points:
+        point.facts["process_start"] = "forked"
+    for server, said in ((0.0, ""), (1.0, ", with the difference between runs")):
+        record, out = build.record(*points), io.StringIO()
+        record.priors = {HOST_BOUND: Prior(variance=1e-4, degrees=4, server=server)}
+        console(out).results(Analysis.of(record))
+        assert f"± 95 % interval over 3 processes{said} (perfexp help ±)" in out.getvalue()
 
 
 def test_the_answer_has_what_was_asked_for_besides_the_times(build: Builder) -> None:
