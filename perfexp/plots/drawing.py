@@ -278,7 +278,7 @@ def _over_time(axes: Any, one: Taken) -> None:
     for block in series.blocks[1:]:
         axes.axvline(seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label="next process")
     axes.axhline(0, color="black", linewidth=1)
-    axes.set_ylim(-1.08 * most, 1.08 * most)
+    axes.set_ylim(-1.08 * min(most, 100.0), 1.08 * most)  # no time is below zero
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0])

@@ -23,6 +23,8 @@ class Whole:
         self.total, self.number = total, 0
         self._noun, self._clock, self._name = noun, clock, ""
         self._start, self._is_measured = clock(), False
+        #: Whether the current run is not that of the processes before.
+        self.is_another = True
         self.seconds: list[float] = []  # of the runs that have been measured
         #: Estimate for one run, used until one has been measured.
         self.estimated_seconds: float | None = None
@@ -30,6 +32,7 @@ class Whole:
     def begin(self, number: int, name: str) -> None:
         """Start the run with this number, from 1, which ends the one before."""
         now = self._clock()
+        self.is_another = (number, name) != (self.number, self._name)
         if self._is_measured:  # a run that was complete, or is refused, does not count
             self.seconds.append(now - self._start)
         self.number, self._name, self._start, self._is_measured = number, name, now, False
@@ -100,10 +103,10 @@ class Progress:
         self._draw("loading")
 
     def begun(self) -> None:
-        """The first measurement of the run begins: without a bar, a line names the run of a sweep."""
+        """A measurement of the run begins: without a bar, a line names the run of a sweep if it is another one."""
         if self._whole:
             self._whole.measure()
-        if self._whole and self._plain and not self._quiet:
+        if self._whole and self._whole.is_another and self._plain and not self._quiet:
             self._print(", ".join(filter(None, (self._whole.text, self._whole.left_text))))
 
     def remaining(self, seconds: float | None) -> None:

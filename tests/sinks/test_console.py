@@ -674,6 +674,9 @@ def test_what_is_left_of_a_sweep_is_told_by_the_runs_that_have_been_measured() -
     assert out.getvalue() == "run 3 of 110: c, about 17 min 56 s left\n"
     now[0] = 30.0  # it takes longer than the others
     assert whole.left_text == "about 17 min 50 s left"
+    whole.begin(3, "c")
+    console(out).progress(whole=whole).begun()
+    assert out.getvalue().count("\n") == 1, "another process of a run that was named"
 
 
 def test_a_bar_shows_the_sweep_above_the_run() -> None:
