@@ -37,7 +37,7 @@ def compose(comparison: Comparison, side: SideFacts) -> Any:
             axes.plot([pair.low, pair.high], [position] * 2, color=color, linewidth=1.5)
         words = title_of(pair.measure, pair.point, ratio_of(pair), verdict_of(pair), *pair.confounders)
         look = {"linestyle": "none", "markerfacecolor": "white" if pair.verdict is Verdict.UNDECIDED else color}
-        axes.plot([pair.ratio], [position], marker, color=color, label=verdict_of(pair), **look, **words)
+        axes.plot([pair.ratio], [position], marker, color=color, label=pair.word, **look, **words)
     labels = [cut(f"{pair.measure} · {pair.point}", _LONGEST) for pair in pairs]
     name_rows(axes, labels, margin, f"{side.name}/{comparison.sides[0].name}")
     axes.set_xscale("log")
