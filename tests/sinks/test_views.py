@@ -33,15 +33,10 @@ def test_views_are_for_the_kind_of_device_that_was_measured():
 @pytest.mark.parametrize(
     "view", [view for view in VIEWS if view.made_with in ("gpu", "cpu")], ids=lambda view: view.key
 )
-def test_conditions_are_before_the_interval_and_the_number_of_processes_behind_it(view):
+def test_figures_come_first_then_conditions_then_the_interval_and_the_number_of_processes(view):
     columns = view.state["selectedColumns"]
-    conditions = [f"params.`{name}`" for name in ("batch_size", "precision", "execution", "device")]
-    time = columns.index(view.state["orderByKey"])
-    assert columns[time + 1 : time + 6] == [*conditions, "tags.`perfexp.doubts`"]
-    assert [column.rpartition("/")[2] for column in columns[time + 6 : time + 9]] == [
-        "ci_low_ms`",
-        "ci_high_ms`",
-        "processes_count`",
-    ]
-    rate = columns.index("metrics.`throughput/samples_per_second`")
-    assert [column.rpartition("second")[2] for column in columns[rate + 1 : rate + 3]] == ["_low`", "_high`"]
+    conditions = [f"params.`{name}`" for name in ("batch_size", "precision", "execution", "algorithm", "device")]
+    figures = [view.state["orderByKey"], "metrics.`throughput/samples_per_second`"]
+    assert columns[:8] == [*figures, *conditions, "tags.`perfexp.doubts`"]
+    assert [column.rpartition("/")[2] for column in columns[8:11]] == ["ci_low_ms`", "ci_high_ms`", "processes_count`"]
+    assert {f"metrics.`throughput/samples_per_second_{end}`" for end in ("low", "high")} <= set(columns[11:])
