@@ -342,7 +342,7 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
     assert "s3cr3t" not in printed
     code, printed, [record] = run(*settings, "tracking.request_timeout_seconds=1", secret)
     assert code == 3
-    assert "perfexp log" in printed  # the server does not answer; how to send it later
+    assert "perfexp sync" in printed  # the server does not answer; how to send it later
     assert "s3cr3t" not in printed
     for file in (tmp_path / "x").iterdir():
         assert b"s3cr3t" not in file.read_bytes(), file.name

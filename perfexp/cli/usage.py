@@ -22,10 +22,11 @@ perfexp measures how fast a deep-learning model trains and infers.
   perfexp -m model=resnet18,alexnet batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
 
-look     perfexp show DIR                report of a run; -v prints all of it
+look     perfexp list runs               runs and sweeps below outputs
+         perfexp show                    the last run; DIR another one, -v all
          perfexp status                  done, failed, missing, running points
          perfexp roofline DIR            which ceiling limits kernels or layers
-         perfexp stats DIR               tables of an nsys profile
+         perfexp nsys-stats DIR          tables of an nsys profile
          perfexp ui                      open MLflow
 compare  perfexp compare A B             which run is faster, and by how much
          perfexp ab A B                  measure A and B in turn until a verdict
@@ -43,13 +44,13 @@ set up   perfexp doctor                  whether this machine can measure
          perfexp env                     facts of this machine, as JSON
 files    perfexp export DIR              one table of many runs, CSV and Parquet
          perfexp speed DIR               speed file of a training, or of a log
-         perfexp benchmark MODEL MODE …  train a model, write its speed file
-         perfexp log DIR                 send records to MLflow again
+         perfexp train-speed MODEL …     train a model, write its speed file
+         perfexp sync DIR                send records to MLflow again
          perfexp clean                   delete tables and profiles
 cluster  perfexp cluster check           nodes of SLURM for each gpu=
          perfexp cluster use SITE        submit each sweep to a site from now on
-         perfexp job-output RUN          output of the job of a run
-         perfexp cancel DIR              cancel the jobs of a sweep
+         perfexp cluster logs RUN        output of the job of a run
+         perfexp cluster cancel DIR      cancel the jobs of a sweep
 
 {groups}
 {keys}
@@ -73,6 +74,14 @@ profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
 rest."""
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^.{9}perfexp ([\w-]+)", _OVERVIEW, re.MULTILINE)))
+#: Earlier names of commands, which go on working.
+OLD_COMMANDS = {
+    "benchmark": ("train-speed",),
+    "stats": ("nsys-stats",),
+    "log": ("sync",),
+    "job-output": ("cluster", "logs"),
+    "cancel": ("cluster", "cancel"),
+}
 #: Settings of the overview, and what they do.
 _SETTINGS = dict(re.findall(r"^  (\S+=.*?)  +(.+)$", _OVERVIEW, re.MULTILINE))
 #: Argument of `perfexp help` for all options and keys.

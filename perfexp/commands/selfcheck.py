@@ -12,7 +12,7 @@ import typer
 
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo
-from perfexp.commands.benchmark import given_keys, run_plan
+from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
 from perfexp.orchestration import worker_query
 from perfexp.plan import config

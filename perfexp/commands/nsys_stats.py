@@ -1,4 +1,4 @@
-"""perfexp stats: make reports of nsys profiles again, or further ones, without a run."""
+"""perfexp nsys-stats: make reports of nsys profiles again, or further ones, without a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from perfexp.summaries.profile_summary import ranked
 from perfexp.tables import json_results
 
 
-@app.command()
-def stats(
+@app.command("nsys-stats")
+def nsys_stats(
     places: Annotated[
         list[Path],
         typer.Argument(metavar="DIR|FILE", help="A run's folder, one above runs, or a .nsys-rep or .sqlite of nsys."),

@@ -1,4 +1,4 @@
-"""perfexp log: send records on disk to MLflow, for the first time or again."""
+"""perfexp sync: send records on disk to MLflow, for the first time or again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfexp.tracking.mlflow_sink import MlflowSink
 
 
 @app.command()
-def log(
+def sync(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
     uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
