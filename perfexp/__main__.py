@@ -34,6 +34,8 @@ def main() -> int:
 def dispatch(arguments: list[str]) -> int:
     """Run a command line and return its exit code; help and version need neither Hydra nor Typer."""
     try:
+        if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
+            arguments = [*arguments[1:], "--help"]
         if arguments and arguments[0] in (*COMMANDS, *OLD_COMMANDS):
             from perfexp.commands import run  # Typer and rich: a measurement does without
 

@@ -166,7 +166,8 @@ class _Application:
             return
         if self._results is not None:
             facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
-            print(credentials.mask(json_results.document(self._results, **facts)))
+            document = json_results.document(self._results, **facts)
+            print(credentials.mask(json_results.text(document)))
         if self.sweep_run is None:
             return
         if self._is_left:
@@ -241,10 +242,12 @@ class _Application:
                 number, axes = self._place(self.sweep_run)
                 self.sweep_run.refused(number, as_typed(axes), refusal)
             return refusal
-        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.processes or 1) > 1 and not self._optimizes
-        if self.is_dry or is_later or self._campaign is not None:
+        if self.is_dry or (settings.mode == RunMode.MULTIRUN and not self._optimizes):
             self._waiting.append(assignment)
             return None
+        return self._measure(assignment)
+
+    def _measure(self, assignment: Assignment) -> Record | PerfexpError:
         outcome: Record | PerfexpError
         try:
             outcome = driver.run(assignment, self.console)
@@ -258,15 +261,27 @@ class _Application:
         return outcome
 
     def measure_rounds(self) -> None:
-        """Measure the runs of a sweep that others measure, or whose replicates are interleaved; or print a dry run."""
+        """Measure the runs of a sweep, all of which are composed by now; or print a dry run.
+
+        Runs of several processes take turns, the others follow one another.
+        """
         if self._waiting and self.is_dry:
             is_here = self._campaign is None or not self._campaign.outlives
             dry_run.show(self._waiting, self.sweep_run, self.console, is_here=is_here)
-        elif self._waiting and self._campaign is not None and self.sweep_run is not None:
-            self._is_left = self._campaign.outlives
-            self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
-        elif self._waiting:
-            driver.measure(self._waiting, self.console, self._ended)
+        elif self._waiting and self.sweep_run is not None:
+            self.sweep_run.plan(self._waiting)
+            if self._campaign is not None:
+                self._is_left = self._campaign.outlives
+                self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
+                return
+            in_turns = list[Assignment]()
+            for assignment in self._waiting:
+                if (assignment.plan.processes or 1) > 1:
+                    in_turns.append(assignment)
+                else:
+                    self._measure(assignment)
+            if in_turns:
+                driver.measure(in_turns, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if isinstance(outcome, PerfexpError):

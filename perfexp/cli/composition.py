@@ -24,7 +24,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from perfexp.cli import meant
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
@@ -100,7 +100,7 @@ def call_with_hydra(
         begun: called with Hydra's settings before the sweeper and the launcher are created.
         ended: called with the temporary folder in which Hydra wrote.
     """
-    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names):
+    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names, refuse_no_folders):
         refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)

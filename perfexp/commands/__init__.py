@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         load(command[0])
         code = app(args=command, prog_name="perfexp", standalone_mode=False)
     except _COMMAND_LINE_ERROR as error:
-        echo(f"error: {error.format_message().rstrip('.')}; perfexp {command[0]} --help explains it.", err=True)
+        echo(f"error: {_explained(error, command)}; perfexp {command[0]} --help explains it.", err=True)
         return UserError.exit_code
     except PerfexpError as error:
         echo(f"error: {error}", err=True)
@@ -46,3 +46,15 @@ def run(argv: Sequence[str]) -> int:
         echo(f"error: {crash_report.failure(error)}", err=True)
         return UserError.exit_code  # 1 is an answer: a regression, a difference
     return code if isinstance(code, int) else 0
+
+
+def _explained(error: Any, words: Sequence[str]) -> str:
+    """The message of a wrong command line; for an option without its value, what to type."""
+    text: str = error.format_message().rstrip(".")
+    if "requires an argument" not in text:
+        return text
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    metavars = {name: param.metavar for param in command.params for name in param.opts}
+    return f"{error.option_name} needs a value: {error.option_name} {metavars.get(error.option_name) or 'VALUE'}"

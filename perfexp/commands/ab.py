@@ -16,8 +16,8 @@ from perfexp.cli.flags import CONFIG_DIR
 from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
 from perfexp.commands.app import ConfigDir, app
-from perfexp.commands.train_speed import given_keys
 from perfexp.commands.compare import print_comparison
+from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.judging import Settings
 from perfexp.diagnosis.environment import fact_at

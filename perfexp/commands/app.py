@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.host.untrusted import printable
 from perfexp.models import torchvision_names
+from perfexp.reports.console import Console
+from perfexp.summaries.grid import Section
+from perfexp.tables import json_results
 
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
@@ -44,15 +48,30 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
 
 
-def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders of the configuration groups, that of the user's own included."""
-    return [installation.conf_dir(), *([config_dir] if config_dir else [])]
+def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
+    """Print the results of a command: the document as JSON, or sections and plain lines for readers."""
+    if as_json:
+        echo(json_results.text(document))
+        return
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            echo(part)
+        else:
+            console.show_sections([part])
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the names of a group's options."""
     named = {file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")}
     return sorted({*named, *(torchvision_names.names() if group == "model" else ())})
+
+
+def group_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders of the configuration groups, that of the user's own included."""
+    if config_dir is not None:
+        refuse_no_folders([f"--config-dir={config_dir}"])
+    return [installation.conf_dir(), *([config_dir] if config_dir else [])]
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:

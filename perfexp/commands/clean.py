@@ -16,13 +16,12 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp.commands.app import Json, app, echo
+from perfexp.commands.app import Json, app, echo, emit
 from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
 from perfexp.records.paths import CHECKPOINTS, RunPaths, SweepPaths, is_artifact
-from perfexp.tables import json_results
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
@@ -31,9 +30,6 @@ _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", "jobs.jsonl", _MANIFEST, "mlflow.db"),
 }
-#: Files that stay whatever is asked for.
-_MEASURED, _UNKNOWN = "that a record is made of", "whose names perfexp does not give"
-_AWAY = "that are links or lie elsewhere"
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -48,7 +44,10 @@ class _File(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """Counts of everything that stays; `young` has the modification times of recent files, seconds since the epoch."""
+    """Numbers of folders with a manifest, and of files that stay, by the reason; `others` by their endings.
+
+    `young` has the modification times of files that are not old enough, in seconds since the epoch.
+    """
 
     folders: int = 0
     busy: int = 0
@@ -71,6 +70,8 @@ def clean(
     """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
 
     Deletes only regular files in the folder of a run or a sweep that are named by its manifest and by perfexp's rules.
+
+    Example: perfexp clean outputs --kind nsys-rep,sqlite --older-than 7d
     """
     endings = _endings(kind)
     age_seconds = _age_seconds(older_than)
@@ -84,32 +85,22 @@ def clean(
     files = sorted(_found(folder, endings, age_seconds, refused, seen))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
-    if as_json:
-        if files and not (yes or dry_run):
-            raise UserError("--json asks nothing; pass --yes, or --dry-run to preview.")
-        deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
-        listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
-        echo(json_results.text({"files": listed}))
-        raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
-    if not files:
-        for line in _why_nothing(folder, endings, older_than, seen):
-            echo(line)
-        raise typer.Exit(1 if refused else 0)
-    for file in files:
-        echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
-    size = units.format_bytes(sum(file.about.st_size for file in files))
-    total = f"{units.counted(len(files), 'file')}, {size}"
-    if dry_run:
-        echo(f"{total} would go.")
-        raise typer.Exit(1 if refused else 0)
-    if not yes and not sys.stdin.isatty():
-        raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
-    if not yes and not typer.confirm(f"Delete {total}?"):
-        echo("Nothing was deleted.")
-        raise typer.Exit(1)
-    failed = sum(not _is_deleted(file) for file in files)
-    echo(f"Deleted {len(files) - failed} of {total}.")
-    raise typer.Exit(1 if failed or refused else 0)
+    total = f"{units.counted(len(files), 'file')}, {units.format_bytes(sum(file.about.st_size for file in files))}"
+    if not as_json:
+        for file in files:
+            echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
+    if files and not (yes or dry_run):
+        if as_json or not sys.stdin.isatty():
+            why = "--json asks nothing" if as_json else "stdin is not a terminal"
+            raise UserError(f"{why}; pass --yes, or --dry-run to preview.")
+        if not typer.confirm(f"Delete {total}?"):
+            echo("Nothing was deleted.")
+            raise typer.Exit(1)
+    deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
+    done = f"{total} would go." if dry_run else f"Deleted {len(deleted)} of {total}."
+    listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
+    emit({"files": listed}, [done] if files else _why_nothing(folder, endings, older_than, seen), as_json=as_json)
+    raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
 
 
 def _endings(kind: str) -> list[str]:
@@ -164,13 +155,13 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
     except (OSError, ValueError):
         return None
     if Path(name).name != name or not stat.S_ISREG(about.st_mode) or not stat.S_ISDIR(place.st_mode):
-        seen.stays[_AWAY] += 1
+        seen.stays["that are links or lie elsewhere"] += 1
     elif name in _KEPT:
-        seen.stays[_MEASURED] += 1
+        seen.stays["that a record is made of"] += 1
     elif not name.lower().endswith(tuple(endings)):
         seen.others[path.suffix.lower().removeprefix(".") or "no ending"] += 1
     elif not is_artifact(name):
-        seen.stays[_UNKNOWN] += 1
+        seen.stays["whose names perfexp does not give"] += 1
     elif about.st_mtime > latest:
         seen.young.append(about.st_mtime)
     else:
@@ -179,10 +170,11 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
 
 
 def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None, seen: _Seen) -> Iterator[str]:
+    if seen.busy and not seen.folders:  # already reported
+        return
     if not seen.folders:
-        if not seen.busy:  # otherwise already reported
-            needed = f"the {_MANIFEST} of a run or a sweep, with the identity that its record or plan repeats"
-            yield f"Nothing in or below {folder} is to go: no folder there has {needed}."
+        needed = f"the {_MANIFEST} of a run or a sweep, with the identity that its record or plan repeats"
+        yield f"Nothing in or below {folder} is to go: no folder there has {needed}."
         return
     folders = f"{seen.folders} {'run or sweep' if seen.folders == 1 else 'runs and sweeps'}"
     yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
@@ -192,16 +184,14 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
         yield f"  {description}, none older than {older_than or '0s'}: the oldest was written {age} ago"
     else:
         yield f"  no file ending in {', '.join(endings)} that is still there"
-        known_kinds = {*seen.others, *_KINDS.split(",")}
-        for kind in (ending.removeprefix(".") for ending in endings):
-            if kind not in known_kinds:
-                yield f"  nothing of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
+        known = {*seen.others, *_KINDS.split(",")}
+        for kind in {ending.removeprefix(".") for ending in endings} - known:
+            yield f"  nothing of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
     if seen.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
         yield f"  {units.counted(seen.others.total(), 'file')} with other endings, which --kind chooses: {kinds}"
-    for reason in (_MEASURED, _UNKNOWN, _AWAY):
-        if seen.stays[reason]:
-            yield f"  {units.counted(seen.stays[reason], 'file')} {reason}: they always stay"
+    for reason, count in sorted(seen.stays.items()):
+        yield f"  {units.counted(count, 'file')} {reason}: they always stay"
 
 
 def _is_deleted(file: _File) -> bool:

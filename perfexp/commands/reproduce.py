@@ -20,8 +20,8 @@ from perfexp.cli.overrides import quoted
 from perfexp.cli.resume import repeated_overrides
 from perfexp.commands import compare, sides
 from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
-from perfexp.commands.train_speed import given_keys
 from perfexp.commands.show import refuse_unfinished
+from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparability, judging, reproduction
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.judging import Settings

@@ -20,18 +20,21 @@ from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership, timestamp
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
-from perfexp.reports.run_status import counted_points
+from perfexp.reports.run_status import counted_points, points_by_kind
 from perfexp.summaries.analysis import SweepAnalysis
+from perfexp.summaries.subject import subject
 from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
 _LONGEST = 200
 #: Entries of the user's cache: the store is not read from the sweep's folder, which somebody else may have made.
 _SWEEPS, _STORE = "sweeps", "store"
+#: Names of a plan by which `perfexp status` arranges runs.
+_OPTIONS = ("model", "algorithm", "mode", "precision")
 #: File with the best values that a sweeper has found, by the name that Hydra's sweepers give it.
 OPTIMUM = "optimization_results.yaml"
 
@@ -155,6 +158,23 @@ class SweepRun:
         """Return the description of the sweep for a run's record."""
         directory = _relative(self.paths.root, folder)
         return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
+
+    def plan(self, assignments: Sequence[Assignment]) -> None:
+        """Enter the runs that are going to be measured, before the first of them begins."""
+        self.sweep.planned = [self._planned(one, one.sweep.job) for one in assignments if one.sweep is not None]
+        self._write()
+
+    def _planned(self, assignment: Assignment, job: int) -> PlannedRun:
+        plan, about = assignment.plan, subject(assignment.plain)
+        keys = plan.keys()
+        return PlannedRun(
+            job=job,
+            directory=_relative(assignment.folder, self.paths.root),
+            overrides=assignment.plain["command"],
+            options={name: getattr(about, name) for name in _OPTIONS} | {"gpu": plan.gpu_name},
+            points=dict(points_by_kind(keys)),
+            seconds=assignment.seconds(keys),
+        )
 
     def expect(self, assignments: Sequence[Assignment]) -> None:
         """Enter runs that other processes are going to measure; those that have ended stay as they are.
