@@ -60,6 +60,8 @@ def ab(
     of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
     the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues, with
     the same --margin, --fdr, --metric and --allow: choosing them by the results would void the levels.
+
+    Example: perfexp ab algorithm=default algorithm=fastest model=resnet50
     """
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)

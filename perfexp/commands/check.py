@@ -77,6 +77,8 @@ def check(
     that both sides measured, a figure without an interval, a worse one that is undecided, or a wrong command. Without
     --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is a difference in percentage
     points.
+
+    Example: perfexp check outputs/2026-11-28/10-00-00-resnet50 --against main
     """
     try:
         settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)

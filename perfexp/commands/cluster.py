@@ -39,6 +39,8 @@ def check(
     """Show the nodes for each gpu=, and run one tiny job.
 
     Exit code 0 if every mapped kind has nodes that are up, and the job succeeded, otherwise 1.
+
+    Example: perfexp cluster check --cluster default
     """
     if cluster is None:
         stored = dict(word.split("=", 1) for word in default_site.words())
@@ -81,6 +83,8 @@ def use(
     """Submit each sweep (-m) to a site from now on; keys that are typed replace those set here.
 
     hydra/launcher=basic runs one sweep on this machine.
+
+    Example: perfexp cluster use mysite hydra.launcher.wait=false
     """
     if forget:
         default_site.use([])

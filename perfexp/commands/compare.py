@@ -52,6 +52,8 @@ def compare(
     FASTER, SLOWER: the interval lies wholly beyond the margin; SAME: wholly within it; else UNDECIDED, as is a
     ratio without an interval, between figures of single processes. NOT COMPARABLE: something else than the subject
     differs and may explain the ratio. The exit code is 0 whatever the verdicts are.
+
+    Example: perfexp compare outputs/2026-11-27/10-00-00-old outputs/2026-11-28/10-00-00-new
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)

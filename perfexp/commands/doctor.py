@@ -45,6 +45,8 @@ def doctor(
     """Check whether this machine can measure and how to get what is missing; or whether a data set is complete.
 
     Exit code 0 if everything necessary for measuring on the device works, 1 otherwise.
+
+    Example: perfexp doctor --gpu auto
     """
     subject: dict[str, Any] = {}
     facts: Facts
@@ -70,7 +72,10 @@ def doctor(
 
 @app.command()
 def env() -> None:
-    """Print the facts of this machine and its software as JSON."""
+    """Print the facts of this machine and its software as JSON.
+
+    Example: perfexp env > machine.json
+    """
     echo(json.dumps(environment.collect(), indent=1))
 
 

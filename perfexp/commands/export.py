@@ -65,6 +65,8 @@ def export(
     line each, those of the cold start included. The layers of runs with probes.layers=true have a line per row and
     pass; that of a layer or an operation names its fastest algorithm among these runs: default, or one that computed it
     itself.
+
+    Example: perfexp export outputs --out runs.parquet --samples
     """
     contents = ["points", *["samples"] * samples, *["layers"] * layers]
     targets = _targets(out, form, contents)

@@ -21,10 +21,10 @@ from perfexp.host import untrusted
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
 from perfexp.records.paths import RunPaths
-from perfexp.records.quantities import time_title
 from perfexp.records.record import Count, Key, Seconds, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
+from perfexp.reports.overview import CAPTIONS
 from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.subject import headline, one_line, subject
 
@@ -107,7 +107,7 @@ class Found:
         """What is listed: folder, end, what was measured, the median time or the range of several, and the status."""
         times = [run.times() for run in self.runs]
         medians = sorted(value for _, _, values in times for value in values)
-        kinds = dict.fromkeys(time_title(kind) for _, kind, values in times if values)
+        kinds = dict.fromkeys(CAPTIONS[kind] for _, kind, values in times if values)
         return {
             "ended": self.ended.isoformat(timespec="seconds"),
             "folder": str(self.folder),

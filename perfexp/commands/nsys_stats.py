@@ -38,6 +38,8 @@ def nsys_stats(
     """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
 
     Exit code 0 if every report of every profile has rows, or nothing to list; 1 if a report failed.
+
+    Example: perfexp nsys-stats outputs/2026-11-28/10-00-00-resnet50 -r cuda_gpu_kern_sum
     """
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))

@@ -58,6 +58,8 @@ def roofline(
 
     Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
     that ncu or the run recorded, in this order.
+
+    Example: perfexp roofline outputs/2026-11-28/10-00-00-resnet50
     """
     sheets = gpu_sheets.read(group_folders(config_dir))
     peaks = by_hand(peak_compute, peak_bw)

@@ -49,6 +49,8 @@ def speed(
 
     Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
     exit code is 1 where a training failed.
+
+    Example: perfexp speed work_dirs/fastscnn/20261128_100000.log --batch-size 4
     """
     if run_mode not in (None, *RUN_MODES):
         raise UserError(f"--run-mode {run_mode!r}: give sp for one GPU or mp for several.")

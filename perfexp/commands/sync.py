@@ -24,7 +24,10 @@ def sync(
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send records to MLflow; sending one twice does no harm."""
+    """Send records to MLflow; sending one twice does no harm.
+
+    Example: perfexp sync outputs --uri http://mlflow.example.org:5000
+    """
     links: dict[str, str] = {}
     experiments: dict[str, Any] = {}
     exit_code, sent = 0, list[dict[str, str]]()

@@ -60,6 +60,8 @@ def train_speed(
     In a container that mounts outputs, the file goes there.
     The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
     training failed.
+
+    Example: perfexp train-speed fastscnn sp fp32 4 100 4
     """
     arguments, plan = settle(
         overrides or (),

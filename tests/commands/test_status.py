@@ -430,8 +430,8 @@ def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(t
     first, second = seen[0]  # the third one is refused
     assert (first.job, first.directory, second.directory) == (0, "0_1", "1_-1-2-4")
     assert [first.points, second.points] == [
-        {"timed": processes, "first prediction": 1},
-        {"timed": 3 * processes, "first prediction": 1},
+        {"timed": processes, "first prediction": processes},
+        {"timed": 3 * processes, "first prediction": processes},
     ]
     assert first.options == {
         "model": "fake", "algorithm": "default", "mode": "inference", "precision": "torch", "gpu": "fake"
