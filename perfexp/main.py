@@ -92,8 +92,14 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments, application.element = of_arguments(arguments)
         arguments, application.offer = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
-        call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)
-        application.measure_rounds()
+        call_with_hydra(
+            arguments,
+            application,
+            begun=application.begin_sweep,
+            composed=application.measure_composed,
+            ended=application.end_sweep,
+        )
+        application.measure_composed()
     except Exception as error:
         application.failed(as_perfexp_error(error))
 
@@ -260,22 +266,23 @@ class _Application:
         self._ended(assignment, outcome)
         return outcome
 
-    def measure_rounds(self) -> None:
+    def measure_composed(self) -> None:
         """Measure the runs of a sweep, all of which are composed by now; or print a dry run.
 
         Runs of several processes take turns, the others follow one another.
         """
-        if self._waiting and self.is_dry:
+        waiting, self._waiting = self._waiting, []
+        if waiting and self.is_dry:
             is_here = self._campaign is None or not self._campaign.outlives
-            dry_run.show(self._waiting, self.sweep_run, self.console, is_here=is_here)
-        elif self._waiting and self.sweep_run is not None:
-            self.sweep_run.plan(self._waiting)
+            dry_run.show(waiting, self.sweep_run, self.console, is_here=is_here)
+        elif waiting and self.sweep_run is not None:
+            self.sweep_run.plan(waiting)
             if self._campaign is not None:
                 self._is_left = self._campaign.outlives
                 self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
                 return
             in_turns = list[Assignment]()
-            for assignment in self._waiting:
+            for assignment in waiting:
                 if (assignment.plan.processes or 1) > 1:
                     in_turns.append(assignment)
                 else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, app, echo, refuse_to_overwrite
+from perfexp.commands.app import Force, app, echo, emit, refuse_to_overwrite
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
@@ -61,15 +63,15 @@ def compare(
     compared = judging.compare(loaded, settings)
     if output:
         _write(compared, targets, output)
-    if as_json:
-        echo(compared.to_json().decode().rstrip())
-    else:
-        print_comparison(compared)
-        if metric and (lacking := [one for one in settings.measures if one not in {p.measure for p in compared.pairs}]):
-            echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
-        for file in targets.values():
-            echo(f"wrote {file}")
-        echo(comparison_table.conclusion(compared))
+    lacking = [one for one in settings.measures if metric and one not in {pair.measure for pair in compared.pairs}]
+    if lacking:
+        echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
+    wrote = [f"wrote {file}" for file in targets.values()]
+    emit(
+        json.loads(compared.to_json()),
+        chain(comparison_table.sections(compared), wrote, [comparison_table.conclusion(compared)]),
+        as_json=as_json,
+    )
     if log:
         echo(_log(compared, loaded, output, uri), err=as_json)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -49,74 +48,42 @@ class _Membership(msgspec.Struct):
 
 
 class _Run(msgspec.Struct):
-    """The parts of a record.json that are listed; its points are decoded when their figures are needed."""
+    """The parts of a record.json that are listed."""
 
     ended: Annotated[datetime, msgspec.Meta(tz=True)]
     status: Status
     plan: dict[str, Any]
-    points: msgspec.Raw = msgspec.Raw(b"[]")
+    points: list[_Point] = []
     sweep: _Membership | None = None
 
-    def times(self) -> tuple[list[Key], str, list[float]]:
-        """Return the timed points, the name of the time that represents them, and its medians in seconds.
+    @property
+    def timed(self) -> list[_Point]:
+        """The points whose calls are timed."""
+        return [point for point in self.points if point.key.is_timed]
+
+    def medians(self) -> tuple[str, list[float]]:
+        """Return the name of the time that represents the run, and its medians in seconds, one for each point.
 
         The median of several processes is the geometric mean of their medians.
         """
-        try:
-            points = [point for point in msgspec.json.decode(self.points, type=list[_Point]) if point.key.is_timed]
-        except untrusted.DECODING_ERRORS as error:
-            _report(error)
-            points = []
-        measured = {series.name for point in points for series in point.series}
+        measured = {series.name for point in self.timed for series in point.series}
         kind = next((name for name in TIME_KINDS if name in measured), "")
         medians: dict[Key, list[float]] = {}
-        for point in points:
+        for point in self.timed:
             for series in point.series:
                 samples = series.samples[series.warmup :]
                 if series.name == kind and samples and median(samples):
                     medians.setdefault(without_replicate(point.key), []).append(median(samples))
-        return [point.key for point in points], kind, [geometric_mean(own) for own in medians.values()]
+        return kind, [geometric_mean(own) for own in medians.values()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A run, or a sweep (`name`) with its runs; `ended` is when its last measurement ended."""
+class Found(NamedTuple):
+    """A run, or a sweep with those of its runs that are listed, and when the last of them ended."""
 
+    ended: datetime
     folder: Path
-    runs: tuple[_Run, ...]
-    name: str = ""
-    jobs: int | None = None
-
-    @property
-    def ended(self) -> datetime:
-        """When the last run ended."""
-        return max(run.ended for run in self.runs)
-
-    @property
-    def status(self) -> str:
-        """How it ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
-        counts = Counter(run.status.value for run in self.runs)
-        if any(run.status is Status.INTERRUPTED for run in self.runs) and RunPaths(self.folder).in_use():
-            return "running"
-        if len(counts) == 1 and (not self.name or len(self.runs) == self.jobs):
-            return next(iter(counts))
-        others = [f"{number} {status}" for status, number in counts.items() if status != Status.OK.value]
-        return ", ".join([f"{counts[Status.OK.value]} of {self.jobs or len(self.runs)} ok", *others])
-
-    def facts(self) -> dict[str, Any]:
-        """What is listed: folder, end, what was measured, the median time or the range of several, and the status."""
-        times = [run.times() for run in self.runs]
-        medians = sorted(value for _, _, values in times for value in values)
-        kinds = dict.fromkeys(CAPTIONS[kind] for _, kind, values in times if values)
-        return {
-            "ended": self.ended.isoformat(timespec="seconds"),
-            "folder": str(self.folder),
-            "measured": self.name or headline(subject(self.runs[0].plan), times[0][0]),
-            "time_kind": " or ".join(kinds),
-            "least_seconds": medians[0] if medians else None,
-            "most_seconds": medians[-1] if medians else None,
-            "status": self.status,
-        }
+    runs: list[_Run]
+    sweep: Sweep | None = None
 
 
 def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
@@ -132,46 +99,45 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     folder = places[0] if places else OUTPUTS
     earliest = datetime.now(UTC) - _age(since) if since else datetime.min.replace(tzinfo=UTC)
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
-    lines = [one.facts() for one in find(folder, wanted) if one.ended >= earliest]
+    lines = [_facts(one) for one in find(folder, wanted) if one.ended >= earliest]
     emit({"runs": lines}, [Section("", _table(lines))] if lines else [f"no runs in {folder}"], as_json=as_json)
 
 
 def last() -> Path:
     """Return the folder of the run or sweep in `outputs` that ended last; raises UserError without any record."""
-    finished = [one for one in find(OUTPUTS) if any(bytes(run.points) != b"[]" for run in one.runs)]
+    finished = [one.folder for one in find(OUTPUTS) if any(run.points for run in one.runs)]
     if not finished:
         raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
-    return finished[-1].folder
+    return finished[-1]
 
 
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
-    """Return the runs and sweeps below a folder by their end; those without any of the `wanted` values are left out."""
+    """Return the runs and sweeps below a folder by their end; runs without one of the `wanted` values are left out."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-    files = list(folders.below(folder, RECORD, PLAN, SWEEP, refused=_report))
-    runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Sweep, Path]]()
-    for file in files:
+    runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Path, Sweep | None]]()
+    for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
         place = file.parent
         try:
             if file.name == SWEEP:
                 sweep = Sweep.load(place)
-                sweeps[sweep.uid] = sweep, place
+                sweeps[sweep.uid] = place, sweep
             elif place not in runs:  # a record comes before the plan beside it
                 runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
         except (UserError, OSError, *untrusted.DECODING_ERRORS) as error:
             _report(error, file)
-    _refuse_unknown(wanted, list(runs.values()))
-    found, members = list[Found](), dict[str | None, list[_Run]]()
+    found: dict[Path, Found] = {}
     for place, run in runs.items():
         if all(_has(run.plan, key, values) for key, values in wanted.items()):
-            if run.sweep is not None and run.sweep.uid in sweeps:
-                members.setdefault(run.sweep.uid, []).append(run)
-            else:
-                found.append(Found(folder=place, runs=(run,)))
-    for uid, own in members.items():
-        sweep, place = sweeps[uid]
-        found.append(Found(folder=place, runs=tuple(own), name=f"sweep over {one_line(sweep.name)}", jobs=sweep.jobs))
-    return sorted(found, key=lambda one: one.ended)
+            uid = run.sweep.uid if run.sweep else None
+            home, of_sweep = sweeps.get(uid, (place, None))
+            earlier = found.get(home, Found(run.ended, home, []))
+            found[home] = Found(max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep)
+    keys = {key for run in runs.values() for key in run.plan}
+    for key in wanted:
+        if keys and key.partition(".")[0] not in keys:
+            raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
+    return sorted(found.values(), key=lambda one: one.ended)
 
 
 def _recorded(file: Path) -> _Run:
@@ -195,11 +161,31 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
     return any(fnmatchcase(text.lower(), one.lower()) for text in texts for one in values.split(","))
 
 
-def _refuse_unknown(wanted: Mapping[str, str], runs: Sequence[_Run]) -> None:
-    keys = {key for run in runs for key in run.plan}
-    for key in wanted:
-        if keys and key.partition(".")[0] not in keys:
-            raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
+def _facts(found: Found) -> dict[str, Any]:
+    """What is listed: end, folder, what was measured, the median time or the range of several, and the status."""
+    first, times = found.runs[0], [run.medians() for run in found.runs]
+    medians = sorted(value for _, values in times for value in values)
+    measured = headline(subject(first.plan), [point.key for point in first.timed])
+    return {
+        "ended": found.ended.isoformat(timespec="seconds"),
+        "folder": str(found.folder),
+        "measured": f"sweep over {one_line(found.sweep.name)}" if found.sweep else measured,
+        "time_kind": " or ".join(dict.fromkeys(CAPTIONS[kind] for kind, values in times if values)),
+        "least_seconds": min(medians, default=None),
+        "most_seconds": max(medians, default=None),
+        "status": _status(found),
+    }
+
+
+def _status(found: Found) -> str:
+    """How a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
+    counts = Counter(run.status.value for run in found.runs)
+    if counts[Status.INTERRUPTED] and RunPaths(found.folder).in_use():
+        return "running"
+    if found.sweep is None:
+        return found.runs[0].status.value
+    others = [f"{number} {status}" for status, number in counts.items() if status != Status.OK]
+    return ", ".join([f"{counts[Status.OK]} of {found.sweep.jobs or len(found.runs)} ok", *others])
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Grid:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, Force, Json, app, echo, group_folders, refuse_to_overwrite
+from perfexp.commands.app import RECORD, Force, Json, app, emit, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, interrupts, untrusted
 from perfexp.host.gpu_sheets import GpuFile
@@ -17,12 +17,12 @@ from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.paths import RunPaths, is_own_place
 from perfexp.records.record import Record, is_layers
-from perfexp.reports.console import Console
 from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
-from perfexp.tables import json_results
+from perfexp.summaries.grid import Section
+from perfexp.summaries.subject import one_line
 
 #: Names of the drawings of layers, without suffix, and suffixes of all drawings.
 _OF_LAYERS = ("roofline", "roofline_inference", "roofline_train")
@@ -71,16 +71,12 @@ def roofline(
     drawn = {path for place in places for path in _drawn_before(place)}
     files = [path for *_, targets in planned for path in targets.values()]
     _refuse_targets(files, places, drawn, force=force)
-    documents = []
-    for result, folder, targets in planned:
-        if not as_json:
-            _show(result)
-        written = _write(result, folder, targets)
-        documents.append(_document(result, written))
-        if not as_json:
-            echo(f"written: {', '.join(map(str, written))}")
-    if as_json:
-        echo(json_results.text({"rooflines": documents}))
+    written = [(result, _write(result, folder, targets)) for result, folder, targets in planned]
+    emit(
+        {"rooflines": [_document(*one) for one in written]},
+        (part for one in written for part in _parts(*one)),
+        as_json=as_json,
+    )
 
 
 def _rooflines(
@@ -151,12 +147,14 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], own: Collecti
         raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 
 
-def _show(result: Roofline) -> None:
-    console, slowest = Console(), result.parts[0]
-    console.show_grid(result.title, roofline_table.console_grid(result))
-    about_slowest = f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
-    for note in (meaning(result, result.total), about_slowest, *result.notes):
-        console.note(note)
+def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]:
+    """Yield the table of a roofline, what limits the whole and the slowest part, and its files."""
+    slowest = result.parts[0]
+    yield Section(one_line(result.title), roofline_table.console_grid(result))
+    yield meaning(result, result.total)
+    yield f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
+    yield from result.notes
+    yield f"written: {', '.join(map(str, written))}"
 
 
 def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:

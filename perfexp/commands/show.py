@@ -112,8 +112,8 @@ def refuse_unfinished(folder: Path) -> None:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(
             f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
-            f"{', '.join(map(str, below[:_NAMED]))}{more} (perfexp list runs {shlex.quote(str(folder))})."
-            f"{_sweep_of(below)}"
+            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
+            f"{shlex.join(['perfexp', 'list', 'runs', str(folder)])}"
         )
 
 
