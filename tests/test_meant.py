@@ -15,7 +15,7 @@ from perfexp.cli import meant
         ("--batchsize=8", "batch_size=8"),
         ("-b 8 resnet50 train", "batch_size=8 model=resnet50 mode=train"),
         ("-m resnet18,alexnet --device cpu", "-m model=resnet18,alexnet gpu=cpu"),
-        ("--config-dir own model=resnet18 amp_fp16", "--config-dir=own model=resnet18 precision=amp_fp16"),
+        ("--config-dir own model=resnet18 amp_fp16", "--config-dir own model=resnet18 precision=amp_fp16"),
         ("device=cuda model=resnet18", "gpu=auto model=resnet18"),
         ("device=cpu", "gpu=cpu"),
         ("--device cuda", "gpu=auto"),

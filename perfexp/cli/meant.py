@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
@@ -41,17 +41,15 @@ def command(arguments: Sequence[str]) -> list[str] | None:
     """Return a command line with an override for each word and flag; None if one is unclear, or nothing changes."""
     options = options_below([installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))])
     keys = {*options, *config_lines(installation.conf_dir())}
-    words = [_override(word, options, keys) for word in _joined(arguments)]
-    known = [word for word in words if word is not None]
-    return known if len(known) == len(words) and known != list(arguments) else None
-
-
-def _joined(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line, a flag with its value as one word."""
-    words = iter(arguments)
+    words, translated = iter(arguments), list[str | None]()
     for word in words:
+        if word in _VALUED:
+            translated += [word, next(words, "")]
+            continue
         has_value = word.startswith("-") and "=" not in word and word not in SWITCHES
-        yield f"{word}={next(words, '')}" if has_value else word
+        translated.append(_override(f"{word}={next(words, '')}" if has_value else word, options, keys))
+    known = [word for word in translated if word is not None]
+    return known if len(known) == len(translated) and known != list(arguments) else None
 
 
 def _override(word: str, options: Mapping[str, Collection[str]], keys: Collection[str]) -> str | None:

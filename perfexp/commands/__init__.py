@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _explained(error: Any, words: Sequence[str]) -> str:
-    """The message of a wrong command line; for an option without its value, what to type."""
+    """The message of a wrong command line; an option without its value is shown with one."""
     text: str = error.format_message().rstrip(".")
     if "requires an argument" not in text:
         return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
+from perfexp.host.files import write_atomically
 from perfexp.host.untrusted import printable
 from perfexp.models import torchvision_names
 from perfexp.reports.console import Console
@@ -86,3 +87,13 @@ def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> N
     existing = [str(file) for file in files if file.exists()]
     if existing and not force:
         raise UserError(f"{', '.join(existing)} would be overwritten. {remedy}, or add --force.")
+
+
+def write_files(contents: Mapping[Path, bytes], remedy: str) -> None:
+    """Write files, and create their folders; raises UserError with a remedy if one cannot be written."""
+    for file, content in contents.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+        except OSError as error:
+            raise UserError(f"{file} can't be written: {error.strerror}. {remedy}") from error

@@ -1,4 +1,4 @@
-"""list runs: the runs and sweeps below a folder, read from their records; the last of them is what `show` shows."""
+"""list runs: the runs and sweeps below a folder, read from their records; `show` shows the last one."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
 
 
 def _facts(found: Found) -> dict[str, Any]:
-    """What is listed: end, folder, what was measured, the median time or the range of several, and the status."""
+    """Return the end, the folder, the subject, the median time or the range of several, and the status."""
     first, times = found.runs[0], [run.medians() for run in found.runs]
     medians = sorted(value for _, values in times for value in values)
     measured = headline(subject(first.plan), [point.key for point in first.timed])

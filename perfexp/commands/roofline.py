@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, Force, Json, app, emit, group_folders, refuse_to_overwrite
+from perfexp.commands.app import RECORD, ConfigDir, Force, Json, app, emit, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, interrupts, untrusted
 from perfexp.host.gpu_sheets import GpuFile
@@ -23,10 +23,6 @@ from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
 from perfexp.summaries.grid import Section
 from perfexp.summaries.subject import one_line
-
-#: Names of the drawings of layers, without suffix, and suffixes of all drawings.
-_OF_LAYERS = ("roofline", "roofline_inference", "roofline_train")
-_SUFFIXES = (".png", ".svg", ".html", ".csv")
 
 
 @app.command()
@@ -48,7 +44,7 @@ def roofline(
     summary: Annotated[
         Path | None, typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range.")
     ] = None,
-    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own (gpu/NAME.yaml).")] = None,
+    config_dir: ConfigDir = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -68,9 +64,7 @@ def roofline(
     if len(rooflines) > 1 and (out or summary):
         raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    drawn = {path for place in places for path in _drawn_before(place)}
-    files = [path for *_, targets in planned for path in targets.values()]
-    _refuse_targets(files, places, drawn, force=force)
+    _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
     written = [(result, _write(result, folder, targets)) for result, folder, targets in planned]
     emit(
         {"rooflines": [_document(*one) for one in written]},
@@ -121,14 +115,6 @@ def _of_run(
         yield folder / stem, result
 
 
-def _drawn_before(place: Path) -> Iterator[Path]:
-    """The rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did."""
-    folder = place if place.is_dir() else place.parent
-    for path in (folder / name for name in RunPaths(folder).claimed()):
-        if path.suffix in _SUFFIXES and (path.stem in _OF_LAYERS or path.stem.endswith("_roofline")):
-            yield path.resolve()
-
-
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
@@ -136,13 +122,15 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
     return targets | ({"csv": summary} if summary else {})
 
 
-def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], own: Collection[Path], *, force: bool) -> None:
+def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
-    refuse_to_overwrite(
-        [file for file in files if file.resolve() not in own], "Choose others with --out and --summary", force=force
-    )
+    folders = [place if place.is_dir() else place.parent for place in inputs]
+    # rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did
+    drawn = {folder / name for folder in folders for name in RunPaths(folder).claimed() if "roofline" in name}
+    others = [file for file in files if file.resolve() not in {path.resolve() for path in drawn}]
+    refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
     if missing := next((file for file in files if not file.parent.is_dir()), None):
         raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 

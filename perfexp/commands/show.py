@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import list_runs
-from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite, write_files
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_trial, read_points
@@ -24,6 +23,7 @@ from perfexp.reports.sections import of_sweep, sections
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import json_results
 
+_REMEDY = "Choose another file with --html FILE"
 #: Runs that are named; the rest is counted.
 _NAMED = 3
 
@@ -50,7 +50,7 @@ def show(
     Example: perfexp show outputs/2026-11-28/10-00-00-resnet50 --html report.html
     """
     if html is not None:
-        refuse_to_overwrite([html], "Choose another file with --html FILE", force=force)
+        refuse_to_overwrite([html], _REMEDY, force=force)
     folder = list_runs.last() if folder is None else folder
     place = (folder if folder.is_dir() else folder.parent).absolute()
     console = Console(quiet=quiet, verbose=verbose)
@@ -60,7 +60,7 @@ def show(
         if html is not None:
             from perfexp.plots import pages  # matplotlib takes half a second
 
-            _write(html, pages.of_sweep(whole, of_sweep(whole)))
+            write_files({html: pages.of_sweep(whole, of_sweep(whole))}, _REMEDY)
         if as_json:
             echo(json_results.text(json_results.of_sweep(whole, place)))
         else:
@@ -72,20 +72,13 @@ def show(
         if html is not None:
             from perfexp.plots import pages  # matplotlib takes half a second
 
-            _write(html, pages.of_run(analysis, sections(analysis)))
+            write_files({html: pages.of_run(analysis, sections(analysis))}, _REMEDY)
         if as_json:
             echo(json_results.text(json_results.document([json_results.of_run(analysis, place)])))
         else:
             console.show(analysis, place)
     if html is not None:
         echo(f"wrote {html.absolute()}", err=as_json)
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        write_atomically(file, content)
-    except OSError as error:
-        raise UserError(f"{file} can't be written: {error.strerror}.") from error
 
 
 def refuse_unfinished(folder: Path) -> None:

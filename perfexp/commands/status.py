@@ -21,7 +21,7 @@ from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folder, run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.sweep_record import PlannedRun, Sweep
 from perfexp.reports import run_status
 from perfexp.reports.run_status import Run
 from perfexp.reports.sections import NOT_MEASURED
@@ -215,15 +215,24 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
 
 
 def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator[Run]:
-    """Yield the runs that a sweep planned and that have no folder among those that have begun.
+    """Yield the runs of a sweep without a folder among those that have begun; refused ones have their reason.
 
-    A run that was refused has its reason. One that has ended well is not begun again because its folder was moved.
+    A run that has ended well is not begun again because its folder was moved.
     """
     children = {child.job: child for child in sweep.children}
     for planned in sweep.planned:
         place, child = run_folder(planned, folder), children.get(planned.job)
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
         if is_left and place.absolute() not in begun:
-            plan = {group: {"name": name} for group, name in planned.options.items()}
-            refusal = child.error if child else None
-            yield Run(folder=place, plan=plan, results={}, expected=None, refusal=refusal, planned=planned)
+            yield _waiting(place, planned.options, child.error if child else None, planned)
+    numbers = {planned.job for planned in sweep.planned}
+    for child, place in run_folders(sweep, folder) if numbers else ():
+        if child.error and child.job not in numbers and place.absolute() not in begun:  # its configuration is wrong
+            first = sweep.planned[0].options
+            own = {group: child.axes.get(group, name) for group, name in first.items()}
+            yield _waiting(place, own, child.error)
+
+
+def _waiting(folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None) -> Run:
+    plan = {group: {"name": name} for group, name in options.items()}
+    return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned)

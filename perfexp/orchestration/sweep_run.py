@@ -209,7 +209,8 @@ class SweepRun:
         return SweepChild(job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error)
 
     def _enter(self, child: SweepChild) -> None:
-        self.sweep.children = [*(other for other in self.sweep.children if other.job != child.job), child]
+        others = (other for other in self.sweep.children if other.job != child.job)
+        self.sweep.children = sorted([*others, child], key=lambda one: one.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration."""

@@ -45,7 +45,7 @@ OF_TORCH = {
     **dict.fromkeys(("tensorfloat32", "high"), ("tf32",)),
     "highest": ("fp32",),
 }
-#: OmegaConf's errors for a value of another type, each with what to set; the last one names the values itself.
+#: OmegaConf's errors for a value of another type, each with the right kind; the last one names the values itself.
 _TYPES = {
     r"Value '(.*)' of type .* could not be converted to Float": "a number",
     r"Value '(.*)' of type .* could not be converted to Integer": "an integer",
@@ -87,7 +87,7 @@ def user_error(error: BaseException) -> UserError:
 
 
 def _wrong_value(key: str, text: str) -> str:
-    """Return OmegaConf's error for the value of a key with what to set instead."""
+    """Return OmegaConf's error for the value of a key with the remedy."""
     for pattern, kind in _TYPES.items():
         if match := re.match(pattern, text):
             value, *listed = match.groups()

@@ -87,7 +87,7 @@ class Run:
     Attributes:
         running: whether a process is measuring the run.
         refusal: why the run was refused before any measurement; None if it was not.
-        planned: what the run's sweep has written of it, if it has not begun.
+        planned: entry in the run's sweep, if it has not begun.
     """
 
     folder: Path
