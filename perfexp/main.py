@@ -18,15 +18,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, flag_values, joined_flags
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, OVERWRITE, VERBOSE, flag_values, joined_flags
 from perfexp.cli.overrides import (
     as_typed,
     axes_of,
-    parsed,
+    max_jobs,
     refuse_many,
     values_of,
     without_credentials,
-    without_max_jobs,
 )
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
@@ -79,11 +78,12 @@ def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         refuse_deleted_cwd()
         arguments = without_credentials(arguments_of_today(joined_flags(arguments)))
-        arguments, application.most_jobs = without_max_jobs(arguments)
+        application.most_jobs = max_jobs(arguments)
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON, *VERBOSE)]
+        own = (DRY_RUN, OVERWRITE, JSON, MAX_JOBS, *VERBOSE)
+        arguments = [text for text in arguments if text.partition("=")[0] not in own]
         refuse_words(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
@@ -141,7 +141,7 @@ class _Application:
         self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
         self._optimizes = not _is_basic(settings)
         if not self._optimizes:
-            refuse_many(parsed([*_params(settings), *self.arguments]), self.most_jobs)
+            refuse_many(axes_of([*_params(settings), *self.arguments]), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
@@ -350,10 +350,8 @@ class _Application:
         if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
-            typed = {override.key_or_group for override in parsed(self.arguments)}
-            params = [text for text in _params(settings) if text.partition("=")[0] not in typed]
-            axes = axes_of([*self.arguments, *params])
-            jobs = math.prod(map(len, axes.values())) if _is_basic(settings) else 0
+            axes = axes_of([*_params(settings), *self.arguments])
+            jobs = math.prod(count or 0 for count in axes.values()) if _is_basic(settings) else 0
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():

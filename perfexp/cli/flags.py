@@ -26,11 +26,12 @@ OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:
-    """Join `--config-dir DIR` to the single word `--config-dir=DIR`."""
+    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike."""
     joined: list[str] = []
     for text in arguments:
-        if joined and joined[-1] in CONFIG_DIR:
-            joined[-1] = f"{CONFIG_DIR[0]}={text}"
+        if joined and joined[-1] in (*CONFIG_DIR, MAX_JOBS):
+            name = MAX_JOBS if joined[-1] == MAX_JOBS else CONFIG_DIR[0]
+            joined[-1] = f"{name}={text}"
         else:
             joined.append(text)
     return joined

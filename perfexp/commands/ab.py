@@ -74,7 +74,7 @@ def ab(
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
-    axes: dict[str, list[str]] = {key_of(text): [] for own in variants for text in own}
+    axes = dict.fromkeys(key_of(text) for own in variants for text in own)
     sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)

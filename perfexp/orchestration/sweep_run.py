@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ class SweepRun:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        axes: overrides that vary, with their values if each run has one combination of them.
+        axes: keys of the overrides that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
     """
@@ -58,7 +58,7 @@ class SweepRun:
         *,
         folder: Path,
         command: Sequence[str],
-        axes: Mapping[str, list[str]],
+        axes: Iterable[str],
         jobs: int | None,
         console: Console,
         multirun: bytes = b"",
@@ -76,7 +76,6 @@ class SweepRun:
             started=timestamp(),
             command=list(command),
             jobs=jobs,
-            axes=dict(axes) if jobs else {},
         )
         self.whole = Whole(self.sweep.jobs)
 

@@ -69,8 +69,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
         jobs: planned number of runs; None if unknown.
-        axes: values of the overrides that vary, whose combinations are the runs, the last axis varying fastest; empty
-            lists where they do not determine the runs.
+        axes: values of the overrides that vary; in sweeps of earlier versions.
         planned: the runs in their order, except those that were refused; empty where each run is chosen by the figures
             of earlier ones, and in sweeps of earlier versions.
         store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
