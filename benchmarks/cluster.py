@@ -7,7 +7,7 @@
 `faults` injects faults at random moments into sweeps of 60 points, submits again what did not finish, and compares the
 lines of points.jsonl: no finished point may be lost, none measured twice. `scale` submits many runs to nodes that start
 nothing, gives half of them a record, and times `perfexp status`; it counts the calls of squeue. `mlflow` has jobs send
-their records to one server at the same time, then measures the same without sending and sends them with `perfexp log`.
+their records to one server at the same time, then measures the same without sending and sends them with `perfexp sync`.
 A line of JSON each.
 """
 

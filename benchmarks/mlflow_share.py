@@ -3,7 +3,7 @@
     python benchmarks/mlflow_share.py [sent|live] [--repeats 3] [--seconds 240] [--block 20]
 
 * `sent`: measuring without MLflow, then sending the record to an existing store. The claim: at most 5 % of the whole,
-  the import of mlflow included. Sending is `perfexp log` in a fresh process, which also pays for starting Python: an
+  the import of mlflow included. Sending is `perfexp sync` in a fresh process, which also pays for starting Python: an
   upper bound.
 * `live`: one training on the CPU per repetition, whose epochs go to an MLflow server on this machine in every other
   block of `--block` seconds, in the order with, without, without, with. The claim: at most 1 %. The first block, which

@@ -428,8 +428,7 @@ def commands() -> str:
         perfexp.commands.load(name)
     group: Any = typer.main.get_command(perfexp.commands.app)
     parts = [_MEASURE]
-    for name in COMMANDS:
-        command = group.commands[name]
+    for name, command in _commands(group):
         parts += [f"## perfexp {name}\n", "```text", _usage(name, command), "```\n"]
         parts += [f"{paragraph}\n" for paragraph in _paragraphs(command.help or "")]
         rows = [
@@ -437,6 +436,14 @@ def commands() -> str:
         ]
         parts.append(_table(("Argument or option", "Default", "Meaning"), rows) if rows else "")
     return "\n".join(part for part in parts if part)
+
+
+def _commands(group: Any) -> Iterator[tuple[str, Any]]:
+    """The commands, and those of a group of commands."""
+    for name in COMMANDS:
+        command = group.commands[name]
+        inner = getattr(command, "commands", None)
+        yield from ((f"{name} {word}", one) for word, one in inner.items()) if inner else [(name, command)]
 
 
 def _usage(name: str, command: Any) -> str:

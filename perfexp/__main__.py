@@ -12,7 +12,7 @@ try:
     from perfexp.cli import usage
     from perfexp.cli.completion import QUERY, candidates
     from perfexp.cli.flags import CONFIG_DIR, flag_values
-    from perfexp.cli.usage import COMMANDS
+    from perfexp.cli.usage import COMMANDS, OLD_COMMANDS
     from perfexp.host import crash_report, interrupts, streams
     from perfexp.host.installation import conf_dir
 except ModuleNotFoundError as error:
@@ -34,7 +34,9 @@ def main() -> int:
 def dispatch(arguments: list[str]) -> int:
     """Run a command line and return its exit code; help and version need neither Hydra nor Typer."""
     try:
-        if arguments and arguments[0] in COMMANDS:
+        if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
+            arguments = [*arguments[1:], "--help"]
+        if arguments and arguments[0] in (*COMMANDS, *OLD_COMMANDS):
             from perfexp.commands import run  # Typer and rich: a measurement does without
 
             return run(arguments)
@@ -50,7 +52,7 @@ def dispatch(arguments: list[str]) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 return error.exit_code
             return 0
-        if "--version" in arguments:
+        if "--version" in arguments or arguments == ["-V"]:
             print(f"perfexp {__version__}")
             return 0
         from perfexp.main import main as application

@@ -18,15 +18,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, OVERWRITE, VERBOSE, flag_values, joined_flags
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, OVERWRITE, VERBOSE, flag_values, joined_flags
 from perfexp.cli.overrides import (
     as_typed,
     axes_of,
-    parsed,
+    max_jobs,
     refuse_many,
     values_of,
     without_credentials,
-    without_max_jobs,
 )
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
@@ -79,11 +78,12 @@ def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         refuse_deleted_cwd()
         arguments = without_credentials(arguments_of_today(joined_flags(arguments)))
-        arguments, application.most_jobs = without_max_jobs(arguments)
+        application.most_jobs = max_jobs(arguments)
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE, JSON, *VERBOSE)]
+        own = (DRY_RUN, OVERWRITE, JSON, MAX_JOBS, *VERBOSE)
+        arguments = [text for text in arguments if text.partition("=")[0] not in own]
         refuse_words(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
@@ -92,8 +92,14 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments, application.element = of_arguments(arguments)
         arguments, application.offer = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
-        call_with_hydra(arguments, application, begun=application.begin_sweep, ended=application.end_sweep)
-        application.measure_rounds()
+        call_with_hydra(
+            arguments,
+            application,
+            begun=application.begin_sweep,
+            composed=application.measure_composed,
+            ended=application.end_sweep,
+        )
+        application.measure_composed()
     except Exception as error:
         application.failed(as_perfexp_error(error))
 
@@ -135,7 +141,7 @@ class _Application:
         self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
         self._optimizes = not _is_basic(settings)
         if not self._optimizes:
-            refuse_many(parsed([*_params(settings), *self.arguments]), self.most_jobs)
+            refuse_many(axes_of([*_params(settings), *self.arguments]), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
@@ -166,7 +172,8 @@ class _Application:
             return
         if self._results is not None:
             facts = {"sweep": str(self.sweep_run.paths.root)} if self.sweep_run is not None else {}
-            print(credentials.mask(json_results.document(self._results, **facts)))
+            document = json_results.document(self._results, **facts)
+            print(credentials.mask(json_results.text(document)))
         if self.sweep_run is None:
             return
         if self._is_left:
@@ -241,10 +248,12 @@ class _Application:
                 number, axes = self._place(self.sweep_run)
                 self.sweep_run.refused(number, as_typed(axes), refusal)
             return refusal
-        is_later = settings.mode == RunMode.MULTIRUN and (assignment.plan.processes or 1) > 1 and not self._optimizes
-        if self.is_dry or is_later or self._campaign is not None:
+        if self.is_dry or (settings.mode == RunMode.MULTIRUN and not self._optimizes):
             self._waiting.append(assignment)
             return None
+        return self._measure(assignment)
+
+    def _measure(self, assignment: Assignment) -> Record | PerfexpError:
         outcome: Record | PerfexpError
         try:
             outcome = driver.run(assignment, self.console)
@@ -257,16 +266,29 @@ class _Application:
         self._ended(assignment, outcome)
         return outcome
 
-    def measure_rounds(self) -> None:
-        """Measure the runs of a sweep that others measure, or whose replicates are interleaved; or print a dry run."""
-        if self._waiting and self.is_dry:
+    def measure_composed(self) -> None:
+        """Measure the runs of a sweep, all of which are composed by now; or print a dry run.
+
+        Runs of several processes take turns, the others follow one another.
+        """
+        waiting, self._waiting = self._waiting, []
+        if waiting and self.is_dry:
             is_here = self._campaign is None or not self._campaign.outlives
-            dry_run.show(self._waiting, self.sweep_run, self.console, is_here=is_here)
-        elif self._waiting and self._campaign is not None and self.sweep_run is not None:
-            self._is_left = self._campaign.outlives
-            self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
-        elif self._waiting:
-            driver.measure(self._waiting, self.console, self._ended)
+            dry_run.show(waiting, self.sweep_run, self.console, is_here=is_here)
+        elif waiting and self.sweep_run is not None:
+            self.sweep_run.plan(waiting)
+            if self._campaign is not None:
+                self._is_left = self._campaign.outlives
+                self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
+                return
+            in_turns = list[Assignment]()
+            for assignment in waiting:
+                if (assignment.plan.processes or 1) > 1:
+                    in_turns.append(assignment)
+                else:
+                    self._measure(assignment)
+            if in_turns:
+                driver.measure(in_turns, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if isinstance(outcome, PerfexpError):
@@ -328,10 +350,8 @@ class _Application:
         if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
-            typed = {override.key_or_group for override in parsed(self.arguments)}
-            params = [text for text in _params(settings) if text.partition("=")[0] not in typed]
-            axes = axes_of([*self.arguments, *params])
-            jobs = math.prod(map(len, axes.values())) if _is_basic(settings) else 0
+            axes = axes_of([*_params(settings), *self.arguments])
+            jobs = math.prod(count or 0 for count in axes.values()) if _is_basic(settings) else 0
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from perfexp.cli.overrides import axes_of
+from perfexp.cli.overrides import parsed
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.host.gpu_sheets import GpuFacts
@@ -277,7 +277,8 @@ def test_the_experiment_with_every_model_has_every_model():
     """Those of conf/, but for the script, an alias, and the three that take a name or a file."""
     text = (installation.conf_dir() / "experiment" / "all.yaml").read_text()
     params = yaml.safe_load(text)["hydra"]["sweeper"]["params"]
-    chosen = set(axes_of([f"model={params['model']}"])["model"])
+    [override] = parsed([f"model={params['model']}"])
+    chosen = set(override.sweep_string_iterator())
     known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
     assert known - chosen == {"fake", "mmseg", "ocrnet_hrnetw48", "timm", "torchvision"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen

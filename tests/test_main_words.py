@@ -81,7 +81,9 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("layers", "layers: times of a model's layers"),
         ("remarks", "remarks: codes of the errors"),
         ("coverage", "coverage: share of the convolutions' FLOPs"),
-        ("compare", "perfexp compare --help explains it."),
+        ("compare", "Usage: perfexp compare"),
+        ("last", "last: perfexp show without a folder shows"),
+        ("?", "?: the ratio's interval lies neither"),
         ("p95", "p95: percentile: 95 % of the calls take at most this long"),
         ("p50", "p50: median"),
         ("latency", "latency: time that one caller waits"),
@@ -90,11 +92,11 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("undecided", "undecided: the ratio's interval lies neither"),
         ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
         ("resume", "resume=DIR: measure what a run or sweep lacks"),
-        ("probes.layers", "    layers: false           # time of each layer"),
+        ("probes.layers", "  probes.layers: false           # time of each layer"),
         ("stopping.max_seconds=3", "  stopping.max_seconds: "),
     ],
 )
-def test_help_explains_a_key_a_code_or_a_term_and_names_where_a_command_is_explained(topic, words, capsys):
+def test_help_explains_a_command_a_key_a_code_or_a_term(topic, words, capsys):
     assert dispatch(["help", *topic.split()]) == 0
     assert capsys.readouterr().out.startswith(words)
 
@@ -342,7 +344,7 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
     assert "s3cr3t" not in printed
     code, printed, [record] = run(*settings, "tracking.request_timeout_seconds=1", secret)
     assert code == 3
-    assert "perfexp log" in printed  # the server does not answer; how to send it later
+    assert "perfexp sync" in printed  # the server does not answer; how to send it later
     assert "s3cr3t" not in printed
     for file in (tmp_path / "x").iterdir():
         assert b"s3cr3t" not in file.read_bytes(), file.name
@@ -526,3 +528,20 @@ def test_all_metrics_are_printed_on_request(run, flag):
 def test_a_term_hides_neither_a_code_nor_a_command():
     names = {name.lower() for name in terms.TERMS}
     assert not names & {*diagnostics.DIAGNOSTICS, *COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("stopping.max_seconds=abc", "stopping.max_seconds=abc: set a number."),
+        ("seed=1.5", "seed=1.5: set an integer."),
+        ("probes.energy=maybe", "probes.energy=maybe: set true or false."),
+        ("cache=wram", "cache=wram: Did you mean warm?"),
+        ("cache=hot", "cache=hot: Possible: flush, rotate, warm."),
+        ("--config-dir=nope", "--config-dir nope: there is no such folder; name one that holds GROUP/NAME.yaml."),
+        ("precision=float16", "precision=float16: set precision=fp16; perfexp help precision explains them."),
+    ],
+)
+def test_a_wrong_value_is_answered_with_a_right_one(run, setting, told):
+    code, printed, _ = run("model=fake", "gpu=fake", setting)
+    assert (code, printed) == (2, f"error: {told}\n")

@@ -55,7 +55,7 @@ def test_its_results_are_still_read(older, tmp_path, capsys):
     assert "2/2 done" in capsys.readouterr().out
     assert commands.run(["export", "x"]) == 0
     assert (tmp_path / "export.parquet").exists()
-    assert commands.run(["log", "x"]) == 0
+    assert commands.run(["sync", "x"]) == 0
     (older / "record.json").unlink()
     capsys.readouterr()
     assert commands.run(["status", "x"]) == 1

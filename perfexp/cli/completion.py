@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, VERBOSE, flag_values
-from perfexp.cli.usage import COMMANDS, keys_of
+from perfexp.cli.usage import COMMANDS, config_lines, options_below
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
 from perfexp.models import torchvision_names
@@ -26,6 +26,8 @@ _FLAGS = (
     "--version",
     "--hydra-help",
 )
+#: Keys whose values are folders.
+_FOLDERS = ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir")
 #: Scripts by shell. Words are passed as the user typed them; nothing of them is evaluated.
 _SCRIPTS = {
     "bash": """_perfexp() {
@@ -77,37 +79,27 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
-    folders = [installation.conf_dir(), *map(Path, flag_values(before, *CONFIG_DIR))]
-    if before and before[-1] in CONFIG_DIR:
-        return _folders(word)
-    for flag in CONFIG_DIR:
-        if word.startswith(f"{flag}="):
-            return [f"{flag}={folder}" for folder in _folders(word.removeprefix(f"{flag}="))]
-    if before and before[0] == "list":
-        return _groups(folders)
-    if before and before[0] in COMMANDS:
-        return ["--help", *_folders(word)]
+    conf = installation.conf_dir()
+    options = options_below([conf, *map(Path, flag_values(before, *CONFIG_DIR))])
+    first, last = (*before[:1], ""), (*before[-1:], "")
     key, equals, value = word.partition("=")
+    if last[0] in CONFIG_DIR:
+        return _folders(word)
+    if equals and (key in CONFIG_DIR or key in _FOLDERS):
+        return [f"{key}={folder}" for folder in _folders(value)]
+    if first[0] == "list":
+        return ["runs", *options]
+    if first[0] in COMMANDS:
+        return ["--help", *_folders(word)]
     if equals:
-        return [f"{key}={text}" for text in _values(key.lstrip("+~"), value, folders)]
+        group = key.lstrip("+~")
+        names = [*options.get(group, ()), *(torchvision_names.names() if group == "model" else ())]
+        start, comma, _ = value.rpartition(",")  # several options are a sweep
+        return [f"{key}={start}{comma}{name}" for name in names]
     if word.startswith("-"):
         return _FLAGS
-    keys = [f"{name}=" for name in {*_groups(folders), *keys_of(folders[0] / "config.yaml"), "resume"}]
+    keys = [f"{name}=" for name in (*options, *config_lines(conf), "resume")]
     return keys if before else [*COMMANDS, *keys]
-
-
-def _values(key: str, value: str, folders: Sequence[Path]) -> Iterator[str]:
-    if key in ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir"):
-        yield from _folders(value)
-        return
-    names = {file.stem for folder in folders for file in folder.glob(f"{key}/*.yaml")} if key.isidentifier() else set()
-    first, comma, _ = value.rpartition(",")  # several options are a sweep
-    for name in names | (set(torchvision_names.names()) if key == "model" else set()):
-        yield f"{first}{comma}{name}"
-
-
-def _groups(folders: Sequence[Path]) -> set[str]:
-    return {file.parent.name for folder in folders for file in folder.glob("*/*.yaml")}
 
 
 def _folders(word: str) -> list[str]:

@@ -24,7 +24,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from perfexp.cli import meant
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
@@ -92,15 +92,17 @@ def call_with_hydra(
     models: Mapping[str, Any] | None = None,
     *,
     begun: Callable[[HydraConf], None] = lambda _: None,
+    composed: Callable[[], None] = lambda: None,
     ended: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Have Hydra call a function with the configuration of each job, whose result is for the sweeper.
 
     Args:
         begun: called with Hydra's settings before the sweeper and the launcher are created.
+        composed: called after the last job of a sweep, before Hydra's callbacks for its end.
         ended: called with the temporary folder in which Hydra wrote.
     """
-    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names):
+    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names, refuse_no_folders):
         refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)
@@ -117,7 +119,16 @@ def call_with_hydra(
 
         def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
             begun(config.hydra)
-            return create(plugins, config=config, **others)
+            made = create(plugins, config=config, **others)
+            call_jobs = made.sweep
+
+            def sweep(arguments: list[str]) -> Any:
+                result = call_jobs(arguments)
+                composed()
+                return result
+
+            made.sweep = sweep  # type: ignore[method-assign]
+            return made
 
         stack.enter_context(patch.object(Plugins, "instantiate_sweeper", sweeper))
         try:

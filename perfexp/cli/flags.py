@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+
+from perfexp.errors import UserError
 
 #: Hydra's flags for a folder of the user's own groups, and for a sweep.
 CONFIG_DIR = ("--config-dir", "-cd")
@@ -23,11 +26,12 @@ OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:
-    """Join `--config-dir DIR` to the single word `--config-dir=DIR`."""
+    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike."""
     joined: list[str] = []
     for text in arguments:
-        if joined and joined[-1] in CONFIG_DIR:
-            joined[-1] = f"{CONFIG_DIR[0]}={text}"
+        if joined and joined[-1] in (*CONFIG_DIR, MAX_JOBS):
+            name = MAX_JOBS if joined[-1] == MAX_JOBS else CONFIG_DIR[0]
+            joined[-1] = f"{name}={text}"
         else:
             joined.append(text)
     return joined
@@ -38,3 +42,10 @@ def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
     separate = [value for name, value in pairwise(arguments) if name in names]
     joined = (text.partition("=") for text in arguments)
     return separate + [value for name, _, value in joined if name in names and value]
+
+
+def refuse_no_folders(arguments: Sequence[str]) -> None:
+    """Raise UserError for a --config-dir that is not a folder."""
+    for folder in flag_values(arguments, *CONFIG_DIR):
+        if not Path(folder).is_dir():
+            raise UserError(f"--config-dir {folder}: there is no such folder; name one that holds GROUP/NAME.yaml.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
@@ -20,7 +19,7 @@ from perfexp.cli.flags import (
     VERBOSE,
     flag_values,
 )
-from perfexp.cli.usage import COMMANDS, keys_of
+from perfexp.cli.usage import COMMANDS, config_lines, options_below
 from perfexp.errors import nearest
 from perfexp.host import installation
 from perfexp.models import torchvision_names
@@ -40,49 +39,42 @@ _VALUES = {"cuda": "auto", "gpu": "auto", **{name: same for name, (same, *others
 
 def command(arguments: Sequence[str]) -> list[str] | None:
     """Return a command line with an override for each word and flag; None if one is unclear, or nothing changes."""
-    folders = [installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
-    groups: dict[str, set[str]] = {}
-    for file in chain.from_iterable(folder.glob("*/*.yaml") for folder in folders):
-        groups.setdefault(file.parent.name, set()).add(file.stem)
-    translated = list(_translated(arguments, groups, keys_of(folders[0] / "config.yaml") | set(groups)))
-    texts = [text for text in translated if text is not None]
-    return texts if len(texts) == len(translated) and texts != list(arguments) else None
-
-
-def _translated(arguments: Sequence[str], groups: dict[str, set[str]], keys: Iterable[str]) -> Iterator[str | None]:
-    words = iter(arguments)
+    options = options_below([installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))])
+    keys = {*options, *config_lines(installation.conf_dir())}
+    words, translated = iter(arguments), list[str | None]()
     for word in words:
-        name, equals, value = word.partition("=")
-        if name in _VALUED and not equals:
-            yield from (word, next(words, ""))
-        elif not word.startswith("-") and not equals:
-            yield _option(word, groups)
-        elif not word.startswith("-") and name in _KEYS and name not in keys:
-            yield f"{_KEYS[name]}={_VALUES.get(value.lower(), value)}"
-        elif not word.startswith("-") or name in SWITCHES | _VALUED:
-            yield word
-        else:
-            key = _key(name.lstrip("-").replace("-", "_"), keys)
-            value = value or next(words, "")
-            yield f"{key}={_VALUES.get(value.lower(), value)}" if key else None
+        if word in _VALUED:
+            translated += [word, next(words, "")]
+            continue
+        has_value = word.startswith("-") and "=" not in word and word not in SWITCHES
+        translated.append(_override(f"{word}={next(words, '')}" if has_value else word, options, keys))
+    known = [word for word in translated if word is not None]
+    return known if len(known) == len(translated) and known != list(arguments) else None
 
 
-def _key(name: str, keys: Iterable[str]) -> str | None:
-    group, dot, rest = name.partition(".")
+def _override(word: str, options: Mapping[str, Collection[str]], keys: Collection[str]) -> str | None:
+    """Return a word as perfexp accepts it; None if its meaning is unclear."""
+    name, equals, value = word.partition("=")
+    if name in SWITCHES | _VALUED or word.startswith("~"):
+        return word
+    if not equals:
+        return _option(word, options)
+    group, dot, rest = name.lstrip("-").replace("-", "_").partition(".")
+    if not word.startswith("-") and (group in keys or group not in _KEYS):
+        return word
     exact = _KEYS.get(group, group)
     key = exact if exact in keys else next(iter(nearest(group, keys, 1)), None)
-    return f"{key}{dot}{rest}" if key else None
+    return f"{key}{dot}{rest}={_VALUES.get(value.lower(), value)}" if key else None
 
 
-def _option(word: str, groups: dict[str, set[str]]) -> str | None:
+def _option(word: str, options: Mapping[str, Collection[str]]) -> str | None:
     """Return the override that chooses an option, or options with commas, or the model with the nearest name."""
-    if word.startswith("~"):
-        return word
     names = word.split(",")
-    holders = [group for group, options in groups.items() if options.issuperset(names)]
-    if len(holders) == 1:
-        return f"{holders[0]}={word}"
-    models = [*groups["model"], *torchvision_names.names()]
-    if holders or nearest(word, COMMANDS) or not all(near := [nearest(name, models, 1) for name in names]):
+    groups = [group for group, known in options.items() if set(names) <= set(known)]
+    if len(groups) == 1:
+        return f"{groups[0]}={word}"
+    models = [*options["model"], *torchvision_names.names()]
+    similar = [nearest(name, models, 1) for name in names]
+    if groups or nearest(word, COMMANDS) or not all(similar):
         return None
-    return f"model={','.join(name for [name] in near)}"
+    return f"model={','.join(name for [name] in similar)}"

@@ -19,12 +19,10 @@ from perfexp.host import credentials, installation
 
 #: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
 _MOST_OVERRIDES, _MOST_STORED = 500, 50_000
-#: Characters for which a value's text is not the value.
-_QUOTED = re.compile(r"""['"\\\\]""")
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
-#: Default limit on the runs of a sweep; on values that are listed; and on a range that is counted exactly.
-_MOST_JOBS, _MOST_LISTED, _ENDLESS = 1000, 100_000, 10**15
+#: Default limit on the runs of a sweep, and on a range that is counted exactly.
+_MOST_JOBS, _ENDLESS = 1000, 10**15
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
@@ -65,26 +63,15 @@ def refuse_length(command: Sequence[str]) -> None:
         raise UserError(f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters")
 
 
-def axes_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each override that varies, as typed; none of an interval, or of a longer range."""
-    return {
-        override.key_or_group: _values(override) if override.is_discrete_sweep() else []
-        for override in parsed(arguments)
-        if override.is_sweep_override() and not override.is_hydra_override()
-    }
-
-
-def _values(override: Override) -> list[str]:
-    if _num_values(override) > _MOST_LISTED:
-        return []
-    key = override.key_or_group
-    return [plain_value(key, text) for text in override.sweep_string_iterator()]
-
-
-def plain_value(key: str, text: str) -> str:
-    """Return the value of an override as users type it, without quotes and backslashes; raises UserError."""
-    plain = values_of([f"{key}={text}"])[key] if _QUOTED.search(text) else text
-    return as_typed({key: plain})[key]
+def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
+    """Return the number of values of each override that varies; None for an interval. The last of a key counts."""
+    axes: dict[str, int | None] = {}
+    for override in parsed(arguments):
+        if not override.is_hydra_override():
+            axes.pop(override.key_or_group, None)
+            if override.is_sweep_override():
+                axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
+    return axes
 
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
@@ -153,30 +140,22 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def without_max_jobs(arguments: Sequence[str]) -> tuple[list[str], int]:
-    """Remove `--max-jobs N` from a command line; returns the rest and N, by default 1,000."""
-    others: list[str] = []
-    most, words = _MOST_JOBS, iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name != MAX_JOBS:
-            others.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if not re.fullmatch("[1-9][0-9]{0,6}", value):
-            raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
-        most = int(value)
-    return others, most
+def max_jobs(arguments: Sequence[str]) -> int:
+    """Return the limit on the runs of a sweep, `--max-jobs=N`, by default 1,000."""
+    words = (text.partition("=") for text in arguments)
+    value = next((value for name, _, value in words if name == MAX_JOBS), str(_MOST_JOBS))
+    if not re.fullmatch("[1-9][0-9]{0,6}", value):
+        raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
+    return int(value)
 
 
-def refuse_many(overrides: Sequence[Override], most: int) -> None:
+def refuse_many(axes: Mapping[str, int | None], most: int) -> None:
     """Raise UserError for a sweep without any run, or with more than `most` runs."""
-    swept = [override for override in overrides if override.is_discrete_sweep()]
-    counts = {override.get_key_element(): _num_values(override) for override in swept}
-    if empty := [override.input_line for override in swept if not counts[override.get_key_element()]]:
-        raise UserError(f"The sweep has no runs: '{empty[0]}' matches no value.")
+    if empty := [key for key, count in axes.items() if count == 0]:
+        raise UserError(f"The sweep has no runs: {empty[0]} matches no value.")
+    counts = {key: count for key, count in axes.items() if count and count > 1}
     if (jobs := math.prod(counts.values())) > most:
-        counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items() if count != 1)
+        counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items())
         raise UserError(f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. {MAX_JOBS} N raises the limit.")
 
 

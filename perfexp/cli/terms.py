@@ -30,6 +30,8 @@ TERMS = {
     "perfexp help precision has the options that allow it",
     "layers": "times of a model's layers (probes.layers=true), measured in a separate process; layers.png shows them",
     "remarks": "codes of the errors, warnings and notes that qualify a figure; perfexp help CODE explains one",
+    "last": "perfexp show without a folder shows the run or sweep below outputs that ended last; perfexp list runs "
+    "lists all of them, the last one at the end",
     "proven": "by kernels that were observed: those of the requested algorithm, or code of perfexp or torch",
     "not verified": "cuDNN was handed the algorithm, its kernels were not observed; algorithm.verify=true does",
     "not observed": "torch chose the algorithm of these convolutions, and nothing observed which one",
@@ -46,6 +48,7 @@ TERMS = {
     "NOT COMPARABLE": "something else differs that may explain the ratio",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]
+TERMS["?"] = TERMS["UNDECIDED"]
 TERMS["pipelined"] = TERMS["throughput"]
 TERMS["spread"] = TERMS["standard deviation"]
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -22,10 +22,11 @@ perfexp measures how fast a deep-learning model trains and infers.
   perfexp -m model=resnet18,alexnet batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
 
-look     perfexp show DIR                report of a run; -v prints all of it
+look     perfexp list runs               runs and sweeps below outputs
+         perfexp show                    the last run; DIR another one, -v all
          perfexp status                  done, failed, missing, running points
          perfexp roofline DIR            which ceiling limits kernels or layers
-         perfexp stats DIR               tables of an nsys profile
+         perfexp nsys-stats DIR          tables of an nsys profile
          perfexp ui                      open MLflow
 compare  perfexp compare A B             which run is faster, and by how much
          perfexp ab A B                  measure A and B in turn until a verdict
@@ -43,13 +44,13 @@ set up   perfexp doctor                  whether this machine can measure
          perfexp env                     facts of this machine, as JSON
 files    perfexp export DIR              one table of many runs, CSV and Parquet
          perfexp speed DIR               speed file of a training, or of a log
-         perfexp benchmark MODEL MODE …  train a model, write its speed file
-         perfexp log DIR                 send records to MLflow again
+         perfexp train-speed MODEL …     train a model, write its speed file
+         perfexp sync DIR                send records to MLflow again
          perfexp clean                   delete tables and profiles
 cluster  perfexp cluster check           nodes of SLURM for each gpu=
          perfexp cluster use SITE        submit each sweep to a site from now on
-         perfexp job-output RUN          output of the job of a run
-         perfexp cancel DIR              cancel the jobs of a sweep
+         perfexp cluster logs RUN        output of the job of a run
+         perfexp cluster cancel DIR      cancel the jobs of a sweep
 
 {groups}
 {keys}
@@ -73,10 +74,22 @@ profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
 rest."""
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^.{9}perfexp ([\w-]+)", _OVERVIEW, re.MULTILINE)))
+#: Earlier names of commands, which go on working.
+OLD_COMMANDS = {
+    "benchmark": ("train-speed",),
+    "stats": ("nsys-stats",),
+    "log": ("sync",),
+    "job-output": ("cluster", "logs"),
+    "cancel": ("cluster", "cancel"),
+}
 #: Settings of the overview, and what they do.
 _SETTINGS = dict(re.findall(r"^  (\S+=.*?)  +(.+)$", _OVERVIEW, re.MULTILINE))
 #: Argument of `perfexp help` for all options and keys.
 _KEYS = "keys"
+#: A line of config.yaml: its key, below a section or not, and whether it has a default.
+_LINE = re.compile(r"( *)(\w+):( *[^# ])?.*")
+#: Columns of a default and its comment.
+_INDENT = " " * len("  percentiles: [50, 95, 99] ") + "# "
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -86,40 +99,63 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     """Return the help for a command line that requests it: the overview, or all options and keys (`help keys`)."""
-    options: dict[str, dict[str, Path]] = {}
-    for folder in folders:
-        for file in folder.glob("*/*.yaml"):
-            options.setdefault(file.parent.name, {})[file.stem] = file
-    topic = arguments[1] if [*arguments[:1]] == ["help"] and len(arguments) > 1 else ""
+    options = options_below(folders)
+    topic = " ".join(arguments[1:]) if [*arguments[:1]] == ["help"] else ""
     if topic == _KEYS:
         return "\n".join(_details(options, folders[0]))
     if topic and not topic.startswith("-"):
-        topic = " ".join(arguments[1:])
-        return _topic(topic, folders[0], list(_on_key(topic.partition("=")[0], options, folders[0])))
-    groups, keys = _filled("Groups", sorted(options)), _filled("Keys", _names(folders[0] / "config.yaml"))
-    return _OVERVIEW.format(groups=groups, keys=keys)
+        return _topic(topic, options, folders[0])
+    lines = config_lines(folders[0])
+    sections = {key.partition(".")[0] for key in lines if "." in key}
+    names = [key for key in lines if "." not in key and key not in sections]
+    return _OVERVIEW.format(groups=_filled("Groups: ", sorted(options)), keys=_filled("Keys: ", names))
 
 
-def _topic(topic: str, conf: Path, key_lines: Sequence[str]) -> str:
-    """The meaning of a command, a key, a code or a term of the tables; raises UserError for anything else."""
+def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Return the options of each group in some folders, with their files."""
+    options: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        for file in sorted(folder.glob("*/*.yaml")):
+            options.setdefault(file.parent.name, {})[file.stem] = file
+    return options
+
+
+def config_lines(conf: Path) -> dict[str, str]:
+    """Return the lines of config.yaml by key (`probes.layers`), sections included, without groups and Hydra's own."""
+    lines, section = dict[str, str](), ""
+    for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
+        if match := _LINE.fullmatch(line):
+            section = section if match[1] else match[2]
+            if section not in ("defaults", "hydra"):
+                lines[f"{section}.{match[2]}" if match[1] else match[2]] = line
+    return lines
+
+
+def comment_of(file: Path) -> str:
+    """Return the comment at the top of an option's file."""
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
+
+
+def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> str:
+    """The meaning of a key, a code or a term of the tables; raises UserError for anything else."""
     from perfexp.cli.group_keys import group_keys  # the overview does without
     from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, meanings
 
     topic = MERGED.get(topic, topic)
-    if topic in COMMANDS:
-        return f"perfexp {topic} --help explains it."
+    key_lines = list(_on_key(topic.partition("=")[0], options, conf))
     if text := terms.meaning(topic):
         return "\n".join([textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines])
-    if key_lines and topic not in DIAGNOSTICS:
+    if rule := DIAGNOSTICS.get(topic):
+        remedies = [f"help: {rule.help}"] if "{" not in rule.help else []
+        meaning = f"{topic} ({rule.severity}): {meanings()[topic]}"
+        lines = (meaning, *remedies, "All codes: docs/reference/diagnostics.md")
+        return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
+    if key_lines:
         return "\n".join(key_lines)
-    if topic not in DIAGNOSTICS:
-        known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *group_keys(conf)))
-        hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
-        raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
-    rule = DIAGNOSTICS[topic]
-    remedies = [f"help: {rule.help}"] if "{" not in rule.help else []
-    lines = (f"{topic} ({rule.severity}): {meanings()[topic]}", *remedies, "All codes: docs/reference/diagnostics.md")
-    return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
+    known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *group_keys(conf)))
+    hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
+    raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
 
 
 def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
@@ -130,79 +166,33 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
         width = max(map(len, options[key])) + 4
         yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
         for name, place in sorted(options[key].items()):
-            yield textwrap.fill(f"{f'  {name}':<{width}}{comment_of(place)}", _WIDTH, subsequent_indent=" " * width)
+            yield _filled(f"  {name}".ljust(width), [comment_of(place)])
     for words, about in _SETTINGS.items():
         if key in re.findall(r"\S+(?==)", words) and not words.startswith("probes."):
             yield f"{words}: {about}"
-    yield from (text for found, text in _keys(conf / "config.yaml") if found == key or found.startswith(f"{key}."))
-    if key in options:
-        return
-    for name, lines in group_keys(conf).items():
+    top = {name: [f"  {name}:{line.partition(':')[2]}"] for name, line in config_lines(conf).items()}
+    for name, lines in {**top, **(group_keys(conf) if key not in options else {})}.items():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)
 
 
-def comment_of(file: Path) -> str:
-    """Return the comment at the top of an option's file."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
-
-
-def _filled(title: str, names: Sequence[str]) -> str:
-    return textwrap.fill(f"{title}: {', '.join(names)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _details(options: Mapping[str, Iterable[str]], conf: Path) -> Iterator[str]:
+def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
     """All groups with their options, and all keys with their defaults and comments."""
     from perfexp.cli.group_keys import group_keys  # the overview does without
 
     yield "Groups (group=option; perfexp list GROUP explains the options):"
-    width = max(map(len, options), default=0) + 4
-    for name in sorted(options):
-        text = f"{f'  {name}'.ljust(width)}{', '.join(sorted(options[name]))}"
-        yield textwrap.fill(text, _WIDTH, subsequent_indent=" " * width, break_on_hyphens=False)
+    width = max(map(len, options)) + 4
+    yield from (_filled(f"  {name}".ljust(width), sorted(options[name])) for name in sorted(options))
     yield "\nKeys with their defaults (key=value, or section.key=value):"
-    yield from (text for _, text in _keys(conf / "config.yaml"))
+    yield from (_wrapped(f"  {line}") for line in config_lines(conf).values())
     yield "\nKeys of groups (group.key=value), with the options that have them:"
     yield from (_wrapped(line) for lines in group_keys(conf).values() for line in lines)
 
 
-def keys_of(file: Path) -> set[str]:
-    """Return the keys at the top level of config.yaml, without groups."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return {line.partition(":")[0] for line in lines if line[:1].isalpha()} - {"defaults", "hydra"}
-
-
-def keys_below(file: Path, section: str) -> dict[str, str]:
-    """Return the keys of a section of config.yaml (`probes.layers`), each with its default and its comment."""
-    _, _, rest = f"\n{file.read_text(encoding='utf-8')}".partition(f"\n{section}:")
-    lines = takewhile(lambda line: line.startswith("  "), rest.splitlines()[1:])
-    pairs = (line.strip().partition(":") for line in lines if not line.lstrip().startswith("- "))
-    return {f"{section}.{key}": value.strip() for key, _, value in pairs}
-
-
-def _names(file: Path) -> list[str]:
-    """Return the keys at the top level of config.yaml that have a value, in the order of the file."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [line.partition(":")[0] for line in lines if line[:1].isalpha() and not _is_section(line)]
-
-
-def _keys(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield keys and their lines in config.yaml, sections included, with comments, which are wrapped."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    section = ""
-    for line in lines:
-        if line[:1].isalpha():
-            section = line.partition(":")[0] if _is_section(line) else ""
-        is_key = line[:1].isalpha() or (section and line.lstrip()[:1].isalpha())
-        if is_key and section not in ("defaults", "hydra"):
-            name = line.strip().partition(":")[0]
-            yield f"{section}.{name}" if section and name != section else name, _wrapped(f"  {line}")
+def _filled(title: str, names: Sequence[str]) -> str:
+    indent = " " * len(title) if title[0] == " " else "  "
+    return textwrap.fill(title + ", ".join(names), _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _wrapped(line: str) -> str:
-    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * len("  percentiles: [50, 95, 99] ") + "# ")
-
-
-def _is_section(line: str) -> bool:
-    return line.partition("#")[0].rstrip()[-1:] == ":"
+    return textwrap.fill(line, _WIDTH, subsequent_indent=_INDENT)

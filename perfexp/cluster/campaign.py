@@ -116,9 +116,9 @@ class SlurmCampaign(Campaign):
             console.note(f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}")
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
-        commands = ["status", "cancel"]
+        commands = ["status", "cluster cancel"]
         if any(_later(run.assignment) for run in self.runs):
-            commands.append("log")
+            commands.append("sync")
         folder = shlex.quote(str(sweep_run.paths.root))
         lines = [f"perfexp {command} {folder}" for command in commands]
         console.show_lines("to follow, to cancel, and to send the results", lines)
@@ -147,7 +147,7 @@ def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
     is_cut_short = record is not None and record.status is Status.INTERRUPTED
     if record is None or is_earlier or is_cut_short or state.state not in (State.done, State.failed):
         why = f": {state.why}" if state.why else ""
-        text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp job-output {assignment.folder})"
+        text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp cluster logs {assignment.folder})"
         ended(assignment, PerfexpError(text))
         return
     if (tracker := _later(assignment)) is not None:

@@ -43,7 +43,7 @@ _CUT_SHORT = {
 _GRACE_SECONDS = 90.0
 _NOT_VISIBLE = "its job has ended; its record is not visible yet"
 #: Reason of a job that SLURM keeps without ever starting it.
-_NEVER = "waits for a run that has failed; perfexp cancel ends that"
+_NEVER = "waits for a run that has failed; perfexp cluster cancel ends that"
 #: Stands for a job that SLURM does not list.
 _NO_JOB = QueuedJob("", "")
 #: Runs of one state that are listed.
@@ -210,7 +210,7 @@ def _state(
     if job.is_running:
         return State.running, ""
     if job.is_pending:
-        held = f"; perfexp cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
+        held = f"; perfexp cluster cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
         return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
     if head is not None and head.status is Status.OK:
         return State.done, ""

@@ -89,7 +89,7 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
                 "hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
-            queued = "; its jobs may be queued: perfexp cancel ends them" if is_submission else ""
+            queued = "; its jobs may be queued: perfexp cluster cancel ends them" if is_submission else ""
             raise UserError(f"{command[0]} did not answer within {seconds:g} s{queued}; try again later.") from error
         if done.returncode == 0:
             return done.stdout

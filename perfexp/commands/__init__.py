@@ -1,6 +1,6 @@
 """Commands: work on finished results, `perfexp COMMAND …`. Only the module of the command that runs is imported.
 
-Measurements are started by `perfexp key=value …` (`perfexp.main`), and by `benchmark`, which calls it.
+Measurements are started by `perfexp key=value …` (`perfexp.main`), and by `train-speed`, which calls it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from perfexp.cli.usage import OLD_COMMANDS
 from perfexp.commands.app import app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report
@@ -29,12 +30,14 @@ def load(name: str) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run a command, given by its name and its arguments; return the exit code, and print errors on stderr."""
+    name, *words = argv
+    command = [*OLD_COMMANDS.get(name, (name,)), *words]
     try:
         refuse_deleted_cwd()
-        load(argv[0])
-        code = app(args=list(argv), prog_name="perfexp", standalone_mode=False)
+        load(command[0])
+        code = app(args=command, prog_name="perfexp", standalone_mode=False)
     except _COMMAND_LINE_ERROR as error:
-        echo(f"error: {error.format_message().rstrip('.')}; perfexp {argv[0]} --help explains it.", err=True)
+        echo(f"error: {_explained(error, command)}; perfexp {command[0]} --help explains it.", err=True)
         return UserError.exit_code
     except PerfexpError as error:
         echo(f"error: {error}", err=True)
@@ -43,3 +46,15 @@ def run(argv: Sequence[str]) -> int:
         echo(f"error: {crash_report.failure(error)}", err=True)
         return UserError.exit_code  # 1 is an answer: a regression, a difference
     return code if isinstance(code, int) else 0
+
+
+def _explained(error: Any, words: Sequence[str]) -> str:
+    """The message of a wrong command line; an option without its value is shown with one."""
+    text: str = error.format_message().rstrip(".")
+    if "requires an argument" not in text:
+        return text
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    metavars = {name: param.metavar for param in command.params for name in param.opts}
+    return f"{error.option_name} needs a value: {error.option_name} {metavars.get(error.option_name) or 'VALUE'}"

@@ -16,8 +16,8 @@ from perfexp.cli.flags import CONFIG_DIR
 from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
 from perfexp.commands.app import ConfigDir, app
-from perfexp.commands.benchmark import given_keys
 from perfexp.commands.compare import print_comparison
+from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.judging import Settings
 from perfexp.diagnosis.environment import fact_at
@@ -60,6 +60,8 @@ def ab(
     of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
     the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues, with
     the same --margin, --fdr, --metric and --allow: choosing them by the results would void the levels.
+
+    Example: perfexp ab algorithm=default algorithm=fastest model=resnet50
     """
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
@@ -72,7 +74,7 @@ def ab(
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
-    axes: dict[str, list[str]] = {key_of(text): [] for own in variants for text in own}
+    axes = dict.fromkeys(key_of(text) for own in variants for text in own)
     sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)

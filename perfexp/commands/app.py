@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
+from perfexp.host.files import write_atomically
 from perfexp.host.untrusted import printable
 from perfexp.models import torchvision_names
+from perfexp.reports.console import Console
+from perfexp.summaries.grid import Section
+from perfexp.tables import json_results
 
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
@@ -44,15 +49,30 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
 
 
-def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders of the configuration groups, that of the user's own included."""
-    return [installation.conf_dir(), *([config_dir] if config_dir else [])]
+def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
+    """Print the results of a command: the document as JSON, or sections and plain lines for readers."""
+    if as_json:
+        echo(json_results.text(document))
+        return
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            echo(part)
+        else:
+            console.show_sections([part])
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the names of a group's options."""
     named = {file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")}
     return sorted({*named, *(torchvision_names.names() if group == "model" else ())})
+
+
+def group_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders of the configuration groups, that of the user's own included."""
+    if config_dir is not None:
+        refuse_no_folders([f"--config-dir={config_dir}"])
+    return [installation.conf_dir(), *([config_dir] if config_dir else [])]
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
@@ -67,3 +87,13 @@ def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> N
     existing = [str(file) for file in files if file.exists()]
     if existing and not force:
         raise UserError(f"{', '.join(existing)} would be overwritten. {remedy}, or add --force.")
+
+
+def write_files(contents: Mapping[Path, bytes], remedy: str) -> None:
+    """Write files, and create their folders; raises UserError with a remedy if one cannot be written."""
+    for file, content in contents.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+        except OSError as error:
+            raise UserError(f"{file} can't be written: {error.strerror}. {remedy}") from error

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, Json, app, echo
+from perfexp.commands.app import Force, Json, app, echo, emit
 from perfexp.comparison import named_baselines
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.reports.console import Console
 from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
 
@@ -42,10 +42,15 @@ def baseline(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Store copies of records under a name, for each machine and GPU, as baselines of perfexp check."""
+    """Store copies of records under a name, for each machine and GPU, as baselines of perfexp check.
+
+    Example: perfexp baseline add main outputs/2026-11-28/10-00-00-resnet50
+    """
     root = folder or named_baselines.default_folder()
     if action is Action.list:
-        _list(root, as_json=as_json)
+        known = [_facts(place) for place in named_baselines.find(root)]
+        parts = [Section(str(root), _table(known))] if known else [f"no baselines in {root}"]
+        emit({"folder": root, "baselines": known}, parts, as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:
@@ -53,55 +58,45 @@ def baseline(
         for line in missing:
             echo(f"left out, without a record: {line}", err=True)
         place = named_baselines.add(root, name, records, machine, force=force)
-        echo(json_results.text({"added": place}) if as_json else f"added {place}")
+        emit({"added": place}, [f"added {place}"], as_json=as_json)
     elif action is Action.show:
-        place = sides.baseline(root, name, machine)
-        analyses = map(Analysis.of, named_baselines.read(place))
-        runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
-        if as_json:
-            echo(json_results.document([json_results.of_run(*run) for run in runs]))
-        for run in () if as_json else runs:
-            Console().show(*run)
+        _show(sides.baseline(root, name, machine), as_json=as_json)
     else:
-        _remove(sides.baseline(root, name, machine), as_json=as_json)
+        place = sides.baseline(root, name, machine)
+        try:
+            named_baselines.remove(place)
+        except OSError as error:
+            raise UserError(f"{place} can't be removed: {error.strerror}.") from error
+        emit({"removed": place}, [f"removed {place}"], as_json=as_json)
 
 
-def _remove(place: Path, *, as_json: bool) -> None:
-    try:
-        named_baselines.remove(place)
-    except OSError as error:
-        raise UserError(f"{place} can't be removed: {error.strerror}.") from error
-    echo(json_results.text({"removed": place}) if as_json else f"removed {place}")
-
-
-def _list(root: Path, *, as_json: bool) -> None:
-    places = named_baselines.find(root)
+def _show(place: Path, *, as_json: bool) -> None:
+    analyses = map(Analysis.of, named_baselines.read(place))
+    runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
     if as_json:
-        names = ("measured", "content", "first_run")
-        known = [
-            {"machine": place.parent.name, "name": place.name, **dict(zip(names, _content(place), strict=True))}
-            for place in places
-        ]
-        echo(json_results.text({"folder": root, "baselines": known}))
+        emit(json_results.document([json_results.of_run(*run) for run in runs]), (), as_json=True)
         return
-    if not places:
-        echo(f"no baselines in {root}")
-        return
-    content = [_content(place) for place in places]
-    columns = [
-        Column("machine", (place.parent.name for place in places), prose=True),
-        Column("name", (place.name for place in places), prose=True),
-        Column("measured", (measured for measured, _, _ in content)),
-        Column("content", (runs for _, runs, _ in content)),
-        Column("first run", (name for _, _, name in content), prose=True, rank=1),
-    ]
-    Console().show_grid(str(root), Grid(columns))
+    for run in runs:
+        Console().show(*run)
 
 
-def _content(place: Path) -> tuple[str, str, str]:
+def _facts(place: Path) -> dict[str, str]:
     """The date, the number of runs and the first run of a baseline, or why it cannot be read."""
     try:
         records = named_baselines.read(place)
+        measured, content, first = records[0].started[:10], units.counted(len(records), "run"), records[0].name
     except PerfexpError as error:
-        return "", "unreadable", one_line(str(error))
-    return records[0].started[:10], units.counted(len(records), "run"), records[0].name
+        measured, content, first = "", "unreadable", one_line(str(error))
+    about = {"machine": place.parent.name, "name": place.name}
+    return {**about, "measured": measured, "content": content, "first_run": first}
+
+
+def _table(known: list[dict[str, str]]) -> Grid:
+    columns = {title: [one[title] for one in known] for title in known[0]}
+    prose = ("machine", "name", "first_run")
+    return Grid(
+        [
+            Column(title.replace("_", " "), cells, prose=title in prose, rank=int(title == "first_run"))
+            for title, cells in columns.items()
+        ]
+    )

@@ -27,6 +27,8 @@ def calibrate(
 
     perfexp has such a table for one architecture and one version of cuDNN. On another device, or after an update of
     cuDNN, a run with algorithm.verify=true warns of that (algorithm_unproven). The result is cached.
+
+    Example: perfexp calibrate kernels --seconds 60
     """
     from perfexp.algorithms import calibration
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Json, app, echo, one_of
+from perfexp.commands.app import Json, app, echo, emit, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.comparison.measures import MEASURES
@@ -25,7 +25,6 @@ from perfexp.reports import markdown
 from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
-from perfexp.tables import json_results
 
 #: Measures without `--metric`: another clock changes cycles without changing the time; of whole epochs and cold starts
 #: few runs have intervals.
@@ -77,6 +76,8 @@ def check(
     that both sides measured, a figure without an interval, a worse one that is undecided, or a wrong command. Without
     --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is a difference in percentage
     points.
+
+    Example: perfexp check outputs/2026-11-28/10-00-00-resnet50 --against main
     """
     try:
         settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)
@@ -94,11 +95,11 @@ def check(
     unknown = [] if failed else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
     word = "failed" if failed else "not decided" if unknown else "passed"
     outcome = f"{word}: {_counts(compared)}, against {against}"
-    if as_json:
-        facts = json.loads(compared.to_json())
-        echo(json_results.text({"outcome": word, "failed": failed, "undecided": unknown, "comparison": facts}))
-    for line in () if as_json else (*failed, *unknown):
-        echo(_annotation(line) if github else one_line(line))
+    emit(
+        {"outcome": word, "failed": failed, "undecided": unknown, "comparison": json.loads(compared.to_json())},
+        [_annotation(line) if github else one_line(line) for line in (*failed, *unknown)],
+        as_json=as_json,
+    )
     echo(one_line(outcome), err=True)
     if summary:
         lines = map(escape_markdown, (outcome, *failed, *unknown))

@@ -8,21 +8,19 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp.commands.app import Json, app, echo
+from perfexp.commands.app import Json, app, echo, emit
 from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
 from perfexp.records.paths import CHECKPOINTS, RunPaths, SweepPaths, is_artifact
-from perfexp.tables import json_results
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
@@ -31,9 +29,8 @@ _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", "jobs.jsonl", _MANIFEST, "mlflow.db"),
 }
-#: Files that stay whatever is asked for.
-_MEASURED, _UNKNOWN = "that a record is made of", "whose names perfexp does not give"
-_AWAY = "that are links or lie elsewhere"
+#: Reasons why files stay: a run that is being measured, and another kind, before its ending.
+_BUSY, _OTHER = "being measured", "of the kind "
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -44,17 +41,6 @@ class _File(NamedTuple):
     path: Path
     about: os.stat_result
     home: os.stat_result
-
-
-@dataclass(kw_only=True)
-class _Seen:
-    """Counts of everything that stays; `young` has the modification times of recent files, seconds since the epoch."""
-
-    folders: int = 0
-    busy: int = 0
-    others: Counter[str] = field(default_factory=Counter)
-    young: list[float] = field(default_factory=list)
-    stays: Counter[str] = field(default_factory=Counter)
 
 
 @app.command()
@@ -71,6 +57,8 @@ def clean(
     """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
 
     Deletes only regular files in the folder of a run or a sweep that are named by its manifest and by perfexp's rules.
+
+    Example: perfexp clean outputs --kind nsys-rep,sqlite --older-than 7d
     """
     endings = _endings(kind)
     age_seconds = _age_seconds(older_than)
@@ -80,36 +68,26 @@ def clean(
     if folder == _DEFAULT and folder.is_symlink():
         raise UserError(f"{folder} is a link: name the folder to clean.")
     refused: list[OSError] = []
-    seen = _Seen()
-    files = sorted(_found(folder, endings, age_seconds, refused, seen))
+    stays: Counter[str] = Counter()
+    files = sorted(_found(folder, endings, age_seconds, refused, stays))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
-    if as_json:
-        if files and not (yes or dry_run):
-            raise UserError("--json asks nothing; pass --yes, or --dry-run to preview.")
-        deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
-        listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
-        echo(json_results.text({"files": listed}))
-        raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
-    if not files:
-        for line in _why_nothing(folder, endings, older_than, seen):
-            echo(line)
-        raise typer.Exit(1 if refused else 0)
-    for file in files:
-        echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
-    size = units.format_bytes(sum(file.about.st_size for file in files))
-    total = f"{units.counted(len(files), 'file')}, {size}"
-    if dry_run:
-        echo(f"{total} would go.")
-        raise typer.Exit(1 if refused else 0)
-    if not yes and not sys.stdin.isatty():
-        raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
-    if not yes and not typer.confirm(f"Delete {total}?"):
-        echo("Nothing was deleted.")
-        raise typer.Exit(1)
-    failed = sum(not _is_deleted(file) for file in files)
-    echo(f"Deleted {len(files) - failed} of {total}.")
-    raise typer.Exit(1 if failed or refused else 0)
+    total = f"{units.counted(len(files), 'file')}, {units.format_bytes(sum(file.about.st_size for file in files))}"
+    if not as_json:
+        for file in files:
+            echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
+    if files and not (yes or dry_run):
+        if as_json or not sys.stdin.isatty():
+            why = "--json asks nothing" if as_json else "stdin is not a terminal"
+            raise UserError(f"{why}; pass --yes, or --dry-run to preview.")
+        if not typer.confirm(f"Delete {total}?"):
+            echo("Nothing was deleted.")
+            raise typer.Exit(1)
+    deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
+    done = f"{total} would go." if dry_run else f"Deleted {len(deleted)} of {total}."
+    listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
+    emit({"files": listed}, [done] if files else _why_nothing(folder, endings, stays), as_json=as_json)
+    raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
 
 
 def _endings(kind: str) -> list[str]:
@@ -129,9 +107,12 @@ def _age_seconds(text: str | None) -> float:
 
 
 def _found(
-    folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], seen: _Seen
+    folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], stays: Counter[str]
 ) -> Iterator[_File]:
-    """Deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough."""
+    """Yield the deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough.
+
+    The files that stay are counted by their reasons.
+    """
     latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run = RunPaths(manifest.parent)
@@ -142,13 +123,18 @@ def _found(
                 refused.append(OSError(errno.EBADMSG, why, str(manifest)))
         elif _is_in_use(run):
             echo(f"left alone: {manifest.parent} is being measured into", err=True)
-            seen.busy += 1
+            stays[_BUSY] += 1
         else:
-            seen.folders += 1
             for claimed in run.claimed():
                 name = claimed.removeprefix(f"{CHECKPOINTS}/")
                 home = manifest.parent if name == claimed else manifest.parent / CHECKPOINTS
-                if (file := _file(home, name, endings, latest, seen)) is not None:
+                try:
+                    file = _File(home / name, (home / name).lstat(), home.lstat())
+                except (OSError, ValueError):
+                    continue
+                if why := _why_it_stays(file, name, endings, latest):
+                    stays[why] += 1
+                else:
                     yield file
 
 
@@ -156,52 +142,30 @@ def _is_in_use(run: RunPaths) -> bool:
     return run.in_use() or SweepPaths(run.root).in_use()
 
 
-def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: _Seen) -> _File | None:
-    """A deletable file, or None with the reason counted in `seen`."""
-    path = home / name
-    try:
-        about, place = path.lstat(), home.lstat()
-    except (OSError, ValueError):
-        return None
-    if Path(name).name != name or not stat.S_ISREG(about.st_mode) or not stat.S_ISDIR(place.st_mode):
-        seen.stays[_AWAY] += 1
-    elif name in _KEPT:
-        seen.stays[_MEASURED] += 1
-    elif not name.lower().endswith(tuple(endings)):
-        seen.others[path.suffix.lower().removeprefix(".") or "no ending"] += 1
-    elif not is_artifact(name):
-        seen.stays[_UNKNOWN] += 1
-    elif about.st_mtime > latest:
-        seen.young.append(about.st_mtime)
-    else:
-        return _File(path, about, place)
-    return None
+def _why_it_stays(file: _File, name: str, endings: Collection[str], latest: float) -> str:
+    """Return why a file that a manifest names is not deleted; empty if it is."""
+    is_plain = stat.S_ISREG(file.about.st_mode) and stat.S_ISDIR(file.home.st_mode)
+    if Path(name).name != name or not is_plain:
+        return "that are links or lie elsewhere"
+    if name in _KEPT:
+        return "that a record is made of"
+    if not name.lower().endswith(tuple(endings)):
+        return f"{_OTHER}{file.path.suffix.lower().removeprefix('.') or 'none'}"
+    if not is_artifact(name):
+        return "whose names perfexp does not give"
+    return "that are not old enough" if file.about.st_mtime > latest else ""
 
 
-def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None, seen: _Seen) -> Iterator[str]:
-    if not seen.folders:
-        if not seen.busy:  # otherwise already reported
-            needed = f"the {_MANIFEST} of a run or a sweep, with the identity that its record or plan repeats"
-            yield f"Nothing in or below {folder} is to go: no folder there has {needed}."
+def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int]) -> Iterator[str]:
+    """Yield why nothing is deleted: the reasons with their numbers, and the nearest of the kinds that there are."""
+    if set(stays) == {_BUSY}:  # already reported
         return
-    folders = f"{seen.folders} {'run or sweep' if seen.folders == 1 else 'runs and sweeps'}"
-    yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
-    if seen.young:
-        age = units.format_seconds(datetime.now(UTC).timestamp() - min(seen.young), 2)
-        description = f"{units.counted(len(seen.young), 'file')} ending in {', '.join(endings)}"
-        yield f"  {description}, none older than {older_than or '0s'}: the oldest was written {age} ago"
-    else:
-        yield f"  no file ending in {', '.join(endings)} that is still there"
-        known_kinds = {*seen.others, *_KINDS.split(",")}
-        for kind in (ending.removeprefix(".") for ending in endings):
-            if kind not in known_kinds:
-                yield f"  nothing of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
-    if seen.others:
-        kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
-        yield f"  {units.counted(seen.others.total(), 'file')} with other endings, which --kind chooses: {kinds}"
-    for reason in (_MEASURED, _UNKNOWN, _AWAY):
-        if seen.stays[reason]:
-            yield f"  {units.counted(seen.stays[reason], 'file')} {reason}: they always stay"
+    reasons = [f"{units.counted(count, 'file')} {why}" for why, count in sorted(stays.items()) if why != _BUSY]
+    what = ", ".join(reasons) or f"no folder has the {_MANIFEST} of a run or a sweep"
+    yield f"Nothing in or below {folder} is to go: {what}."
+    known = {*_KINDS.split(","), *(why.removeprefix(_OTHER) for why in stays if why.startswith(_OTHER))}
+    for kind in {ending.removeprefix(".") for ending in endings} - known:
+        yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
 
 
 def _is_deleted(file: _File) -> bool:

@@ -1,27 +1,31 @@
-"""perfexp cluster: the nodes of a site's SLURM for each gpu=, a job that tries one, and the site of all sweeps."""
+"""perfexp cluster: the nodes of a site's SLURM for each gpu=, the site of all sweeps, and the jobs of a sweep."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfexp.cli.composition import cluster_of
-from perfexp.cluster import default_site, slurm
+from perfexp.cluster import default_site, job_states, slurm
 from perfexp.cluster import site as sites
-from perfexp.commands.app import ConfigDir, app, echo, options
+from perfexp.commands.app import SWEEP, ConfigDir, app, echo, options
 from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.records import units
+from perfexp.records.folders import below, run_folders
+from perfexp.records.paths import SweepPaths, refuse_link
+from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
 
+#: Characters of each file of a job that are printed, from its end.
+_MOST_CHARACTERS = 20_000
+
 group = typer.Typer(help="SLURM clusters.", no_args_is_help=True)
 app.add_typer(group, name="cluster")
-
-
-@group.callback()
-def _group() -> None:
-    """SLURM clusters."""
 
 
 @group.command()
@@ -35,6 +39,8 @@ def check(
     """Show the nodes for each gpu=, and run one tiny job.
 
     Exit code 0 if every mapped kind has nodes that are up, and the job succeeded, otherwise 1.
+
+    Example: perfexp cluster check --cluster default
     """
     if cluster is None:
         stored = dict(word.split("=", 1) for word in default_site.words())
@@ -77,6 +83,8 @@ def use(
     """Submit each sweep (-m) to a site from now on; keys that are typed replace those set here.
 
     hydra/launcher=basic runs one sweep on this machine.
+
+    Example: perfexp cluster use mysite hydra.launcher.wait=false
     """
     if forget:
         default_site.use([])
@@ -89,3 +97,68 @@ def use(
         default_site.use([*folder, f"cluster={site}", "hydra/launcher=slurm", *(settings or ())])
     words = default_site.words()
     echo(f"Each sweep (-m) begins with: {' '.join(words)}" if words else "Sweeps run on this machine.")
+
+
+@group.command()
+def logs(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a sweep.")],
+    run: Annotated[int | None, typer.Option(min=0, help="Number of a run, for the folder of a sweep.")] = None,
+) -> None:
+    """Print the output and the errors of the job that measured a run (.out and .err).
+
+    Example: perfexp cluster logs outputs/2026-11-28/10-00-00-sweep --run 3
+    """
+    place, number = _submitted(folder, run)
+    paths = SweepPaths(place)
+    refuse_link(paths.job_logs)
+    entry = job_states.load(paths).get(number)
+    if entry is None:
+        raise UserError(f"Run {number} of {place} was not submitted.")
+    for suffix in ("out", "err"):
+        file = paths.job_logs / f"{entry.job}.{suffix}"
+        try:
+            text = untrusted.read_bytes(file).decode(errors="replace")
+        except OSError as error:
+            echo(f"{file}: {error.strerror}", err=True)
+            continue
+        echo(f"== {file}")
+        echo(text[-_MOST_CHARACTERS:].rstrip())
+
+
+@group.command()
+def cancel(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep.")],
+    run: Annotated[list[int] | None, typer.Option(min=0, help="Number of a run; without it, all. Repeatable.")] = None,
+) -> None:
+    """Cancel jobs of a sweep in SLURM; finished points stay, and the sweep's command continues it.
+
+    Example: perfexp cluster cancel outputs/2026-11-28/10-00-00-sweep
+    """
+    sweep = Sweep.load(folder)
+    states = job_states.states(sweep, folder)
+    wanted = [state for state in states if (run is None or state.run in run) and state.job and not state.is_over]
+    if run is not None and (unknown := set(run) - {state.run for state in states}):
+        raise UserError(f"{folder} has no run {min(unknown)}; perfexp status {folder} lists them.")
+    # a file names the jobs: SLURM cancels only those that have the name of the sweep; without --run also those of
+    # that name that the file lacks
+    if wanted or run is None:
+        slurm.cancel(job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted])
+    echo(f"{units.counted(len(wanted), 'job')} cancelled")
+
+
+def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:
+    """Return the folder of the sweep and the number of the run; the run's record need not exist."""
+    if (folder / SWEEP).is_file():
+        if run is None:
+            raise UserError(f"{folder} is a sweep; name a run: --run N, or the folder of a run.")
+        return folder, run
+    wanted = folder.absolute()
+    for parent in wanted.parents[:2]:
+        for file in below(parent, SWEEP, refused=lambda error: None):
+            if not SweepPaths(file.parent).jobs.is_file():
+                continue
+            with suppress(UserError):  # another sweep's file may be broken
+                for child, path in run_folders(Sweep.load(file), file.parent):
+                    if path.absolute() == wanted:
+                        return file.parent, child.job
+    raise UserError(f"{folder} is not the folder of a run that was submitted to SLURM.")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, app, echo, refuse_to_overwrite
+from perfexp.commands.app import Force, app, echo, emit, refuse_to_overwrite, write_files
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
-from perfexp.errors import UserError
-from perfexp.host.files import write_atomically
 from perfexp.reports import markdown
 from perfexp.reports.console import Console
 from perfexp.tables import csv_tables
 
-_STEM = "comparison"
+_STEM, _REMEDY = "comparison", "Choose another folder with --output DIR"
 
 
 @app.command()
@@ -52,22 +52,24 @@ def compare(
     FASTER, SLOWER: the interval lies wholly beyond the margin; SAME: wholly within it; else UNDECIDED, as is a
     ratio without an interval, between figures of single processes. NOT COMPARABLE: something else than the subject
     differs and may explain the ratio. The exit code is 0 whatever the verdicts are.
+
+    Example: perfexp compare outputs/2026-11-27/10-00-00-old outputs/2026-11-28/10-00-00-new
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)
     loaded = sides.load(places, uri)
     compared = judging.compare(loaded, settings)
     if output:
-        _write(compared, targets, output)
-    if as_json:
-        echo(compared.to_json().decode().rstrip())
-    else:
-        print_comparison(compared)
-        if metric and (lacking := [one for one in settings.measures if one not in {p.measure for p in compared.pairs}]):
-            echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
-        for file in targets.values():
-            echo(f"wrote {file}")
-        echo(comparison_table.conclusion(compared))
+        _write(compared, targets)
+    lacking = [one for one in settings.measures if metric and one not in {pair.measure for pair in compared.pairs}]
+    if lacking:
+        echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
+    wrote = [f"wrote {file}" for file in targets.values()]
+    emit(
+        json.loads(compared.to_json()),
+        chain(comparison_table.sections(compared), wrote, [comparison_table.conclusion(compared)]),
+        as_json=as_json,
+    )
     if log:
         echo(_log(compared, loaded, output, uri), err=as_json)
 
@@ -80,7 +82,7 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
     with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
         folder = output or Path(temporary)
         if not output:
-            _write(compared, _targets(folder, force=True), folder)
+            _write(compared, _targets(folder, force=True))
         return MlflowSink(uri=uri).publish_comparison(compared, records, folder)
 
 
@@ -89,11 +91,11 @@ def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:
     if folder is None:
         return {}
     targets = {suffix: folder / f"{_STEM}.{suffix}" for suffix in ("md", "csv", "json", "html")}
-    refuse_to_overwrite(list(targets.values()), "Choose another folder with --output DIR", force=force)
+    refuse_to_overwrite(list(targets.values()), _REMEDY, force=force)
     return targets
 
 
-def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None:
+def _write(compared: Comparison, targets: dict[str, Path]) -> None:
     from perfexp.plots import pages  # matplotlib takes half a second
 
     contents = {
@@ -102,12 +104,7 @@ def _write(compared: Comparison, targets: dict[str, Path], folder: Path) -> None
         "json": compared.to_json(),
         "html": pages.of_comparison(compared),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, file in targets.items():
-            write_atomically(file, contents[suffix])
-    except OSError as error:
-        raise UserError(f"{folder} can't be written: {error.strerror}. Choose another with --output DIR.") from error
+    write_files({file: contents[suffix] for suffix, file in targets.items()}, f"{_REMEDY}.")
 
 
 def print_comparison(compared: Comparison, console: Console | None = None) -> None:

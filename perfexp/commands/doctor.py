@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import ConfigDir, app, echo, group_folders
+from perfexp.commands.app import ConfigDir, Json, app, emit, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
 from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
@@ -19,8 +18,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
-from perfexp.reports.console import Console
-from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.subject import one_line
 from perfexp.tracking.store import database, store_uri
 
@@ -39,12 +37,14 @@ def doctor(
     pairs: Annotated[
         int, typer.Option(metavar="N", min=0, help="Images and masks of each split to read whole; 0 for all.")
     ] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all facts.")] = False,
+    as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check whether this machine can measure and how to get what is missing; or whether a data set is complete.
 
     Exit code 0 if everything necessary for measuring on the device works, 1 otherwise.
+
+    Example: perfexp doctor --gpu auto
     """
     subject: dict[str, Any] = {}
     facts: Facts
@@ -60,18 +60,23 @@ def doctor(
         findings = whole.diagnose(facts, choice)
         title, able = f"this machine, for gpu={choice.name}", "measure"
     works = whole.works(findings)
-    if as_json:
-        answer = {"works": works, **subject, "findings": list(map(dataclasses.asdict, findings)), "facts": facts}
-        echo(json.dumps(answer, indent=1))
-    else:
-        _print(title, findings, f"it can {able}" if works else f"it cannot {able}")
+    verdicts = [finding.verdict for finding in findings]
+    counts = [f"{verdicts.count(kind)} {kind.value}" for kind in Verdict if kind in verdicts]
+    emit(
+        {"works": works, **subject, "findings": list(map(dataclasses.asdict, findings)), "facts": facts},
+        [Section(title, table(findings)), f"it {'can' if works else 'cannot'} {able}: {', '.join(counts)}"],
+        as_json=as_json,
+    )
     raise typer.Exit(0 if works else 1)
 
 
 @app.command()
 def env() -> None:
-    """Print the facts of this machine and its software as JSON."""
-    echo(json.dumps(environment.collect(), indent=1))
+    """Print the facts of this machine and its software as JSON.
+
+    Example: perfexp env > machine.json
+    """
+    emit(environment.collect(), (), as_json=True)
 
 
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
@@ -132,14 +137,6 @@ def _data_root(settings: Sequence[str]) -> Path:
     if not overrides.get("data.root"):
         raise UserError("data.root is required; set data.root=DIR.")
     return Path(overrides["data.root"]).expanduser()
-
-
-def _print(title: str, findings: list[Finding], verdict: str) -> None:
-    console = Console()
-    console.show_grid(title, table(findings))
-    verdicts = [finding.verdict for finding in findings]
-    counts = [f"{verdicts.count(kind)} {kind.value}" for kind in Verdict if kind in verdicts]
-    console.note(f"{verdict}: {', '.join(counts)}")
 
 
 def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:

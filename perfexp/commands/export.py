@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Force, Json, app, echo, one_of, refuse_to_overwrite
+from perfexp.commands.app import RECORD, SWEEP, Force, Json, app, echo, emit, one_of, refuse_to_overwrite, write_files
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.analysis import Analysis
-from perfexp.tables import csv_tables, flat, json_results, layer_tables, tidy
+from perfexp.tables import csv_tables, flat, layer_tables, tidy
 from perfexp.tables.flat import Line
 from perfexp.tables.layer_tables import Row
 from perfexp.tables.tidy import Block
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Tables of many runs.
 TABLES = ("points", "layers", "samples")
+_REMEDY = "Choose another with --out FILE"
 
 
 class Format(StrEnum):
@@ -65,28 +65,44 @@ def export(
     line each, those of the cold start included. The layers of runs with probes.layers=true have a line per row and
     pass; that of a layer or an operation names its fastest algorithm among these runs: default, or one that computed it
     itself.
+
+    Example: perfexp export outputs --out runs.parquet --samples
     """
-    contents = ["points", *["samples"] * samples, *["layers"] * layers]
-    targets = _targets(out, form, contents)
+    tables = ["points", *["samples"] * samples, *["layers"] * layers]
+    targets = {
+        table: [out.with_name(f"{out.stem}{f'_{table}' * (table != 'points')}.{kind}") for kind in _kinds(out, form)]
+        for table in tables
+    }
     collected = Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
-    refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
+    refuse_to_overwrite([file for paths in targets.values() for file in paths], _REMEDY, force=force)
     for file in files:
         collected.add(file)
     lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
-        targets = {target: file for target, file in targets.items() if target[0] != "layers"}
-    if lines:
-        _write(targets, {"points": lines, "layers": rows}, collected.blocks())
-    if as_json:
-        written = [str(file.absolute()) for file in targets.values()] if lines else []
-        echo(json_results.text({"lines": len(lines), "runs": len(collected.runs), "files": written}))
-    elif lines:
-        echo(f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}")
-        for file in targets.values():
-            echo(f"wrote {file.absolute()}")
+        del targets["layers"]
+    contents = {path: collected.content(table, path) for table, paths in targets.items() for path in paths if lines}
+    write_files(contents, f"{_REMEDY}.")
+    written = [str(file.absolute()) for file in contents]
+    counted = [f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"] * bool(lines)
+    emit(
+        {"lines": len(lines), "runs": len(collected.runs), "files": written},
+        [*counted, *(f"wrote {file}" for file in written)],
+        as_json=as_json,
+    )
     raise typer.Exit(collected.exit_code)
+
+
+def _kinds(out: Path, form: Format | None) -> list[str]:
+    """Return the suffixes of the files; raises UserError for another suffix, and one that contradicts `--format`."""
+    suffix, every = out.suffix.lower().removeprefix("."), [Format.csv.value, Format.parquet.value]
+    if suffix and suffix not in every:
+        raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
+    if suffix and form not in (None, Format.both, suffix):
+        raise UserError(f"--out {out} and --format {form} contradict each other: leave one of them out.")
+    wanted = form.value if form else suffix
+    return [wanted] if wanted in every else every
 
 
 @dataclass(kw_only=True)
@@ -133,7 +149,16 @@ class Collected:
         """The table of `points`, `layers` or `samples`; raises `UserError` for another one."""
         if what == "samples":
             return tidy.samples(self.blocks())
-        return tidy.frame({"points": self.points, "layers": self.layer_rows}[one_of("table", what, TABLES)]())
+        return tidy.frame(self._lines(one_of("table", what, TABLES)))
+
+    def content(self, what: str, file: Path) -> bytes:
+        """The content of a file with one of the tables, in the format of its suffix."""
+        if file.suffix == ".parquet":
+            return tidy.to_parquet(self.frame(what))
+        return tidy.samples_csv(self.blocks()) if what == "samples" else csv_tables.to_csv(self._lines(what))
+
+    def _lines(self, what: str) -> list[Line]:
+        return self.points() if what == "points" else self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
         """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""
@@ -194,33 +219,3 @@ class Collected:
     def _failed(self, error: Exception) -> None:
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1
-
-
-def _targets(out: Path, form: Format | None, contents: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """The files by content (`points`, `samples`, `layers`) and format (`csv`, `parquet`)."""
-    suffix, formats = out.suffix.lower().removeprefix("."), [kind.value for kind in (Format.csv, Format.parquet)]
-    if suffix and suffix not in formats:
-        raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
-    if suffix and form not in (None, Format.both, suffix):
-        raise UserError(f"--out {out} and --format {form} contradict each other: leave one of them out.")
-    wanted = form.value if form else suffix
-    targets = {}
-    for content in contents:
-        name = out.stem if content == "points" else f"{out.stem}_{content}"
-        for kind in [wanted] if wanted in formats else formats:
-            targets[content, kind] = out.with_name(f"{name}.{kind}")
-    return targets
-
-
-def _write(targets: dict[tuple[str, str], Path], tables: Mapping[str, Sequence[Line]], blocks: Sequence[Block]) -> None:
-    for (content, kind), file in targets.items():
-        if content == "samples":
-            made = tidy.samples_csv(blocks) if kind == "csv" else tidy.to_parquet(tidy.samples(blocks))
-        else:
-            lines = tables[content]
-            made = csv_tables.to_csv(lines) if kind == "csv" else tidy.to_parquet(tidy.frame(lines))
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, made)
-        except OSError as error:
-            raise UserError(f"{file} can't be written: {error.strerror}. Choose another with --out FILE.") from error

@@ -1,10 +1,9 @@
-"""list: the options of each group of the configuration, and the algorithms that a model's layers support."""
+"""list: the options of each group, the convolution algorithms that a model's layers support, and finished runs."""
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +11,15 @@ import typer
 import yaml
 
 from perfexp.cli.composition import compose
-from perfexp.cli.usage import comment_of, keys_below
-from perfexp.commands.app import ConfigDir, app, echo, group_folders
+from perfexp.cli.usage import comment_of, config_lines, options_below
+from perfexp.commands import list_runs
+from perfexp.commands.app import ConfigDir, Json, app, echo, emit, group_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import torchvision_names
 from perfexp.orchestration.worker_query import query
 from perfexp.reports import support_table
-from perfexp.reports.console import Console
 from perfexp.reports.support_table import Survey
+from perfexp.summaries.grid import Section
 
 #: Width of prose.
 _WIDTH = 80
@@ -28,74 +28,81 @@ _WIDTH = 80
 @app.command("list")
 def list_options(
     group: Annotated[
-        str | None, typer.Argument(help="models, algorithms, gpus, modes, experiments, …; all if none.")
+        str | None, typer.Argument(help="runs, models, algorithms, gpus, modes, experiments, …; all groups if none.")
     ] = None,
-    overrides: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="With algorithms: overrides of a run (model=vgg16 gpu=h200 mode=train), to list by layer.",
+            help="With runs: a folder, and values of their plans (model=vgg16). With algorithms: overrides of a run "
+            "(model=vgg16 gpu=h200 mode=train), to list by layer.",
         ),
     ] = None,
     config_dir: ConfigDir = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="With runs: those that ended since then: 12h, 7d, 2w.")
+    ] = None,
     reasons: Annotated[
         bool, typer.Option("--reasons", help="With a model: the reasons of all backends for each unsupported layer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """List the options of a group, or which convolution algorithms the layers of a model support on this device."""
-    if overrides:
-        if group not in ("algorithms", "algorithm"):
-            raise UserError(f"'{overrides[0]}': overrides are for algorithms only: perfexp list algorithms …")
-        _show_support(overrides, config_dir=config_dir, reasons=reasons, as_json=as_json)
-        return
-    if reasons:
+    """List finished runs, the options of a group, or the convolution algorithms that a model's layers support.
+
+    Example: perfexp list runs --since 7d model=resnet50
+    """
+    if group == "runs":
+        list_runs.show(words or (), since, as_json=as_json)
+    elif since:
+        raise UserError("--since is for runs: perfexp list runs --since 7d")
+    elif words and group in ("algorithms", "algorithm"):
+        survey = _survey(words, config_dir)
+        emit(survey, _support(survey, reasons=reasons), as_json=as_json)
+    elif words:
+        raise UserError(f"'{words[0]}': overrides are for algorithms only: perfexp list algorithms …")
+    elif reasons:
         raise UserError("--reasons is for the layers of a model: perfexp list algorithms model=resnet18 --reasons")
-    if group and "=" in group:
-        raise UserError(f"group '{group}' not found; for a model's layers: perfexp list algorithms {group}")
-    folders = group_folders(config_dir)
-    groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
-    if group is None and as_json:
-        echo(json.dumps({name: [file.stem for file in _files(folders, name)] for name in groups}, indent=1))
+    else:
+        _list(group, group_folders(config_dir), as_json=as_json)
+
+
+def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
+    """Print the options of a group, the keys of a section of config.yaml, or all groups."""
+    groups = options_below(folders)
+    if name is None:
+        texts = [f"{group:<12} {', '.join(files)}" for group, files in sorted(groups.items())]
+        emit({group: list(files) for group, files in groups.items()}, texts, as_json=as_json)
+        return
+    if "=" in name:
+        raise UserError(f"group '{name}' not found; for a model's layers: perfexp list algorithms {name}")
+    group = next((group for group in groups if name in (group, f"{group}s", f"{group}es")), None)
+    lines = {key: line for key, line in config_lines(folders[0]).items() if key.startswith(f"{name}.")}
+    if lines:
+        keys = {key: line.partition(":")[2].strip() for key, line in lines.items()}
+        options = {group: list(groups[group])} if group else {}
+        texts = [f"options of the group {group}: {', '.join(names)}" for group, names in options.items()]
+        emit({**keys, **options}, [*_key_lines(keys), *texts], as_json=as_json)
         return
     if group is None:
-        for name in groups:
-            echo(f"{name:<12} {', '.join(file.stem for file in _files(folders, name))}")
-        return
-    chosen = next((name for name in groups if group in (name, f"{name}s", f"{name}es")), None)
-    if group != "hydra" and (keys := keys_below(folders[0] / "config.yaml", group)):
-        _show_keys(keys, {chosen: [file.stem for file in _files(folders, chosen)]} if chosen else {}, as_json=as_json)
-        return
-    if chosen is None:
-        raise UserError(f"group '{group}' not found. {did_you_mean(group, groups)}")
-    files = _files(folders, chosen)
-    if as_json:
-        by_name = dict.fromkeys(torchvision_names.names(), "of torchvision") if chosen == "model" else {}
-        echo(json.dumps({**by_name, **{file.stem: _about(file) for file in files}}, indent=1))
-        return
-    width = max(len(file.stem) for file in files) + 2
-    for file in files:
-        echo(f"{file.stem:<{width}}{_about(file)}".rstrip())
-    if chosen == "model":
-        others = sorted(set(torchvision_names.names()) - {file.stem for file in files})
-        echo(textwrap.fill(f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME", _WIDTH))
+        raise UserError(f"group '{name}' not found. {did_you_mean(name, groups)}")
+    about = {option: _about(file) for option, file in groups[group].items()}
+    others = sorted(set(torchvision_names.names()) - set(about)) if group == "model" else []
+    width = max(map(len, about)) + 2
+    texts = [f"{option:<{width}}{text}".rstrip() for option, text in about.items()]
+    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME"
+    emit(
+        dict.fromkeys(others, "of torchvision") | about,
+        [*texts, *([textwrap.fill(by_name, _WIDTH)] if others else [])],
+        as_json=as_json,
+    )
 
 
-def _show_keys(keys: Mapping[str, str], options: Mapping[str, Sequence[str]], *, as_json: bool) -> None:
-    """Print the keys of a section of config.yaml, and the options of the group of the same name."""
-    if as_json:
-        echo(json.dumps({**keys, **options}, indent=1))
-        return
+def _key_lines(keys: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each key with its default and its comment."""
     width = max(map(len, keys)) + 2
     for key, about in keys.items():
         default, _, comment = (part.strip() for part in about.partition("#"))
-        echo(f"{key:<{width}}{default:<7}{comment}".rstrip())
-    for group, names in options.items():
-        echo(f"options of the group {group}: {', '.join(names)}")
-
-
-def _files(folders: list[Path], group: str) -> list[Path]:
-    return sorted({file.stem: file for folder in folders for file in folder.glob(f"{group}/*.yaml")}.values())
+        yield f"{key:<{width}}{default:<7}{comment}".rstrip()
 
 
 def _about(file: Path) -> str:
@@ -109,18 +116,13 @@ def _about(file: Path) -> str:
     return f"{about}; {bandwidth}, {power}"
 
 
-def _show_support(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as_json: bool) -> None:
-    survey = _survey(overrides, config_dir)
-    if as_json:
-        echo(json.dumps(survey, indent=1))
-        return
-    console = Console()
-    console.show_grid(support_table.subject(survey), support_table.table(survey))
+def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
+    yield Section(support_table.subject(survey), support_table.table(survey))
     refused = support_table.refusals(survey, every=reasons)
     if refused.lines:
-        console.show_grid(f"not supported ({support_table.NOT})", refused)
+        yield Section(f"not supported ({support_table.NOT})", refused)
     if reasons and (others := support_table.passed_over(survey)).lines:
-        console.show_grid("supported, but not by the first backend tried", others)
+        yield Section("supported, but not by the first backend tried", others)
 
 
 def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:

@@ -66,6 +66,8 @@ def make_data(
     on the images, which convolutions learn. All are crops of photographs. For skeletons, joints of simple geometry do
     nine gestures, which classifiers of sequences learn. The same photographs, sizes, numbers and seed give the same
     data.
+
+    Example: perfexp make-data cityscapes data/cityscapes
     """
     layout, folder = _layout(where)
     given = {"photographs": photographs, "size": size, "train": train, "val": val, "test": test, "classes": classes}

@@ -59,6 +59,8 @@ def predict(
     an earlier prediction measured them. Time, energy and the peak of memory of the timed calls, workspaces included,
     come from records of the same settings on the same device: measured, or interpolated with a 90 % interval, or
     refused.
+
+    Example: perfexp predict model=vgg16 batch_size=32 gpu=h200
     """
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]

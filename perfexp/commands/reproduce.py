@@ -20,8 +20,8 @@ from perfexp.cli.overrides import quoted
 from perfexp.cli.resume import repeated_overrides
 from perfexp.commands import compare, sides
 from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
-from perfexp.commands.benchmark import given_keys
 from perfexp.commands.show import refuse_unfinished
+from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparability, judging, reproduction
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.judging import Settings
@@ -74,6 +74,8 @@ def reproduce(
 
     The record is data: whatever chooses code must be typed again. The same command with the output_dir of an attempt
     continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
+
+    Example: perfexp reproduce outputs/2026-11-28/10-00-00-resnet50
     """
     settings = sides.settings(margin, fdr, metric or ",".join(reproduction.MEASURES), allow)
     record = _read(place)

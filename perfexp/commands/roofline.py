@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, Force, Json, app, echo, group_folders, refuse_to_overwrite
+from perfexp.commands.app import RECORD, ConfigDir, Force, Json, app, emit, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, interrupts, untrusted
 from perfexp.host.gpu_sheets import GpuFile
@@ -17,16 +17,12 @@ from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.paths import RunPaths, is_own_place
 from perfexp.records.record import Record, is_layers
-from perfexp.reports.console import Console
 from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
-from perfexp.tables import json_results
-
-#: Names of the drawings of layers, without suffix, and suffixes of all drawings.
-_OF_LAYERS = ("roofline", "roofline_inference", "roofline_train")
-_SUFFIXES = (".png", ".svg", ".html", ".csv")
+from perfexp.summaries.grid import Section
+from perfexp.summaries.subject import one_line
 
 
 @app.command()
@@ -48,7 +44,7 @@ def roofline(
     summary: Annotated[
         Path | None, typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range.")
     ] = None,
-    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own (gpu/NAME.yaml).")] = None,
+    config_dir: ConfigDir = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -58,6 +54,8 @@ def roofline(
 
     Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
     that ncu or the run recorded, in this order.
+
+    Example: perfexp roofline outputs/2026-11-28/10-00-00-resnet50
     """
     sheets = gpu_sheets.read(group_folders(config_dir))
     peaks = by_hand(peak_compute, peak_bw)
@@ -66,19 +64,13 @@ def roofline(
     if len(rooflines) > 1 and (out or summary):
         raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    drawn = {path for place in places for path in _drawn_before(place)}
-    files = [path for *_, targets in planned for path in targets.values()]
-    _refuse_targets(files, places, drawn, force=force)
-    documents = []
-    for result, folder, targets in planned:
-        if not as_json:
-            _show(result)
-        written = _write(result, folder, targets)
-        documents.append(_document(result, written))
-        if not as_json:
-            echo(f"written: {', '.join(map(str, written))}")
-    if as_json:
-        echo(json_results.text({"rooflines": documents}))
+    _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
+    written = [(result, _write(result, folder, targets)) for result, folder, targets in planned]
+    emit(
+        {"rooflines": [_document(*one) for one in written]},
+        (part for one in written for part in _parts(*one)),
+        as_json=as_json,
+    )
 
 
 def _rooflines(
@@ -123,14 +115,6 @@ def _of_run(
         yield folder / stem, result
 
 
-def _drawn_before(place: Path) -> Iterator[Path]:
-    """The rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did."""
-    folder = place if place.is_dir() else place.parent
-    for path in (folder / name for name in RunPaths(folder).claimed()):
-        if path.suffix in _SUFFIXES and (path.stem in _OF_LAYERS or path.stem.endswith("_roofline")):
-            yield path.resolve()
-
-
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
@@ -138,23 +122,27 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
     return targets | ({"csv": summary} if summary else {})
 
 
-def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], own: Collection[Path], *, force: bool) -> None:
+def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
-    refuse_to_overwrite(
-        [file for file in files if file.resolve() not in own], "Choose others with --out and --summary", force=force
-    )
+    folders = [place if place.is_dir() else place.parent for place in inputs]
+    # rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did
+    drawn = {folder / name for folder in folders for name in RunPaths(folder).claimed() if "roofline" in name}
+    others = [file for file in files if file.resolve() not in {path.resolve() for path in drawn}]
+    refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
     if missing := next((file for file in files if not file.parent.is_dir()), None):
         raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 
 
-def _show(result: Roofline) -> None:
-    console, slowest = Console(), result.parts[0]
-    console.show_grid(result.title, roofline_table.console_grid(result))
-    about_slowest = f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
-    for note in (meaning(result, result.total), about_slowest, *result.notes):
-        console.note(note)
+def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]:
+    """Yield the table of a roofline, what limits the whole and the slowest part, and its files."""
+    slowest = result.parts[0]
+    yield Section(one_line(result.title), roofline_table.console_grid(result))
+    yield meaning(result, result.total)
+    yield f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
+    yield from result.notes
+    yield f"written: {', '.join(map(str, written))}"
 
 
 def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:

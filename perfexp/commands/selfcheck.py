@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, app, echo
-from perfexp.commands.benchmark import given_keys, run_plan
+from perfexp.commands.app import ConfigDir, app, emit
+from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
 from perfexp.orchestration import worker_query
 from perfexp.plan import config
 from perfexp.plan.config import Plan
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.reports.console import Console
 from perfexp.summaries import selfcheck_summary
+from perfexp.summaries.grid import Section
 
 #: What the command sets: the times alone, without a tracking store.
 _SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
@@ -51,6 +50,8 @@ def selfcheck(
     Each process is an ordinary replicate of one run. Its figures refine what is known of this device before the next
     run, which `perfexp doctor` shows. With output_dir=DIR of an earlier selfcheck, the same command measures only what
     is missing there. The exit code is 1 where a measurement failed.
+
+    Example: perfexp selfcheck --processes 10 model=resnet18
     """
     arguments, plan = settle(overrides or (), processes, config_dir)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -62,12 +63,12 @@ def selfcheck(
     if not known:
         raise UserError(f"No two processes in {folder} have the same point; its report shows why (perfexp show).")
     sentence = selfcheck_summary.sentence(known)
-    if as_json:
-        everything = [one.to_builtins() for one in known]
-        echo(json.dumps({"folder": str(folder), "sentence": sentence, "spreads": everything}, indent=1))
-    else:
-        Console().show_grid(f"selfcheck: {processes} processes of {record.name}", selfcheck_summary.grid(known))
-        echo(sentence)
+    title = f"selfcheck: {processes} processes of {record.name}"
+    emit(
+        {"folder": folder, "sentence": sentence, "spreads": [one.to_builtins() for one in known]},
+        [Section(title, selfcheck_summary.grid(known)), sentence],
+        as_json=as_json,
+    )
     raise typer.Exit(code)
 
 

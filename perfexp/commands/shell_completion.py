@@ -12,5 +12,8 @@ from perfexp.commands.app import app
 
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
-    """Print a shell's completion script: eval "$(perfexp completion bash)", or perfexp completion fish | source."""
+    """Print a shell's completion script.
+
+    Example: eval "$(perfexp completion bash)", or perfexp completion fish | source
+    """
     typer.echo(script(shell), nl=False)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite
+from perfexp.commands import list_runs
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite, write_files
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_trial, read_points
@@ -24,6 +23,7 @@ from perfexp.reports.sections import of_sweep, sections
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import json_results
 
+_REMEDY = "Choose another file with --html FILE"
 #: Runs that are named; the rest is counted.
 _NAMED = 3
 
@@ -31,8 +31,12 @@ _NAMED = 3
 @app.command()
 def show(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="A run's folder, its record.json, or a sweep's folder; by default what ended last in outputs.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")] = False,
     html: Annotated[
@@ -41,50 +45,40 @@ def show(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show what was measured, as it was shown then."""
+    """Show what was measured, as it was shown then: by default the last run or sweep.
+
+    Example: perfexp show outputs/2026-11-28/10-00-00-resnet50 --html report.html
+    """
     if html is not None:
-        refuse_to_overwrite([html], "Choose another file with --html FILE", force=force)
+        refuse_to_overwrite([html], _REMEDY, force=force)
+    folder = list_runs.last() if folder is None else folder
+    place = (folder if folder.is_dir() else folder.parent).absolute()
     console = Console(quiet=quiet, verbose=verbose)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
-        _show_sweep(console, folder, html, as_json=as_json)
-        return
-    if folder.is_dir() and not (folder / RECORD).exists():
-        refuse_unfinished(folder)
-    analysis = Analysis.of(Record.load(folder))
-    place = (folder if folder.is_dir() else folder.parent).absolute()
-    if html is not None:
-        _write(html, lambda pages: pages.of_run(analysis, sections(analysis)))
-    if as_json:
-        echo(json_results.document([json_results.of_run(analysis, place)]))
+        sweep = Sweep.load(folder)
+        whole = SweepAnalysis.of(sweep, sweep.records(folder))
+        if html is not None:
+            from perfexp.plots import pages  # matplotlib takes half a second
+
+            write_files({html: pages.of_sweep(whole, of_sweep(whole))}, _REMEDY)
+        if as_json:
+            echo(json_results.text(json_results.of_sweep(whole, place)))
+        else:
+            console.show_sweep(whole, place)
     else:
-        console.show(analysis, place)
-    _name_written(html, as_json=as_json)
+        if folder.is_dir() and not (folder / RECORD).exists():
+            refuse_unfinished(folder)
+        analysis = Analysis.of(Record.load(folder))
+        if html is not None:
+            from perfexp.plots import pages  # matplotlib takes half a second
 
-
-def _show_sweep(console: Console, folder: Path, html: Path | None, *, as_json: bool) -> None:
-    sweep = Sweep.load(folder)
-    whole = SweepAnalysis.of(sweep, sweep.records(folder))
+            write_files({html: pages.of_run(analysis, sections(analysis))}, _REMEDY)
+        if as_json:
+            echo(json_results.text(json_results.document([json_results.of_run(analysis, place)])))
+        else:
+            console.show(analysis, place)
     if html is not None:
-        _write(html, lambda pages: pages.of_sweep(whole, of_sweep(whole)))
-    if as_json:
-        echo(json_results.of_sweep(whole, folder.absolute()))
-    else:
-        console.show_sweep(whole, folder.absolute())
-    _name_written(html, as_json=as_json)
-
-
-def _write(file: Path, content: Callable[[Any], bytes]) -> None:
-    from perfexp.plots import pages  # matplotlib takes half a second
-
-    try:
-        write_atomically(file, content(pages))
-    except OSError as error:
-        raise UserError(f"{file} can't be written: {error.strerror}.") from error
-
-
-def _name_written(file: Path | None, *, as_json: bool) -> None:
-    if file is not None:
-        echo(f"wrote {file.absolute()}", err=as_json)
+        echo(f"wrote {html.absolute()}", err=as_json)
 
 
 def refuse_unfinished(folder: Path) -> None:
@@ -111,7 +105,8 @@ def refuse_unfinished(folder: Path) -> None:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(
             f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
-            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)}"
+            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
+            f"{shlex.join(['perfexp', 'list', 'runs', str(folder)])}"
         )
 
 

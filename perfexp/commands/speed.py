@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, Json, app, echo, one_of, options
+from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, Json, app, echo, emit, one_of, options
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
 from perfexp.speed import Facts, Mode, Speed, of_log, of_record, placing
 from perfexp.summaries.subject import one_line
-from perfexp.tables import json_results
 
 _REMEDY = "Choose another folder with --out DIR."
 
@@ -49,6 +48,8 @@ def speed(
 
     Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
     exit code is 1 where a training failed.
+
+    Example: perfexp speed work_dirs/fastscnn/20261128_100000.log --batch-size 4
     """
     if run_mode not in (None, *RUN_MODES):
         raise UserError(f"--run-mode {run_mode!r}: give sp for one GPU or mp for several.")
@@ -60,22 +61,20 @@ def speed(
     if out.exists():
         placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
-    mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
-    documents = []
+    mode, written, exit_code = Mode(run_mode) if run_mode else None, dict[Path, Speed](), 0
     for place in places:
         try:
             for training in _found(place, facts, mode, skip):
-                path = _write(training, out, written, places)
-                documents.append({"file": str(path), "remark": training.remark, **training.document()})
-                if not as_json:
-                    echo(line_of(training, path))
-                worst = max(worst, int(training.failed))
+                written[_write(training, out, written, places)] = training
         except UserError as error:
             echo(f"error: {error}", err=True)
-            worst = error.exit_code
-    if as_json:
-        echo(json_results.text({"trainings": documents}))
-    raise typer.Exit(worst)
+            exit_code = error.exit_code
+    emit(
+        {"trainings": [{"file": path, "remark": one.remark, **one.document()} for path, one in written.items()]},
+        [line_of(training, path) for path, training in written.items()],
+        as_json=as_json,
+    )
+    raise typer.Exit(exit_code or int(any(training.failed for training in written.values())))
 
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
@@ -110,7 +109,7 @@ def line_of(found: Speed, path: Path | None) -> str:
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 
 
-def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> Path:
+def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
     # several trainings may have the same name
     own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
     path = out / own.file_name
@@ -120,5 +119,4 @@ def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} can't be created: {error.strerror}. {_REMEDY}") from error
-    written.add(placing.put(own, out, remedy=_REMEDY))
-    return path
+    return placing.put(own, out, remedy=_REMEDY)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfexp.cli.overrides import plain_value
 from perfexp.cluster import job_states
-from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo
+from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.plan import plan_file
@@ -21,19 +18,16 @@ from perfexp.plan.override_keys import measures_the_same
 from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
-from perfexp.records.folders import run_folders
+from perfexp.records.folders import run_folder, run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.sweep_record import PlannedRun, Sweep
 from perfexp.reports import run_status
-from perfexp.reports.console import Console
 from perfexp.reports.run_status import Run
+from perfexp.reports.sections import NOT_MEASURED
+from perfexp.summaries.grid import Section
+from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
-
-#: Overrides that change the number of points; one size or batch size is as many as another.
-_CHANGES_POINTS = re.compile(
-    r"((experiment|mode|probes\.layers|processes|replicate|cold_start|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
-)
 
 
 @app.command()
@@ -46,6 +40,8 @@ def status(
     """Show what is done, failed, unsupported, refused, missing or being measured: models down, algorithms across.
 
     Exit code 0 if everything is done, requested profiles included, otherwise 1.
+
+    Example: perfexp status outputs/2026-11-28
     """
     below = _Below()
     below.scan(folder)
@@ -57,18 +53,13 @@ def status(
     groups = _groups(below)
     runs = [run for group in groups.values() for run in group.runs]
     pace = run_status.Pace(runs)
-    is_open = any(group.refused or group.not_begun for group in groups.values())
+    refused = [line for group in groups.values() for line in group.refused]
     total = run_status.tally(runs, pace)
-    is_complete = total.complete and not is_open
-    if as_json:
-        refused = [line for group in groups.values() for line in group.refused]
-        lines = [_facts(run, run_status.tally([run], pace)) for run in runs]
-        echo(json_results.document(lines, is_complete=is_complete, refused=refused))
-    else:
-        console = Console()
-        _show(groups, pace, folder, console)
-        if len(groups) > 1 and runs:
-            console.note(f"in all: {total}")
+    is_complete = total.complete and not refused and not any(group.not_begun for group in groups.values())
+    facts = [_facts(run, run_status.tally([run], pace)) for run in runs]
+    parts = [section for place, group in groups.items() for section in _sections(place, group, pace, folder)]
+    in_all = [f"in all: {total}"] if len(groups) > 1 and runs else []
+    emit(json_results.document(facts, is_complete=is_complete, refused=refused), [*parts, *in_all], as_json=as_json)
     raise typer.Exit(0 if is_complete and not below.unreadable else 1)
 
 
@@ -160,14 +151,15 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     return not before or bool(before & after)
 
 
-def _show(groups: Mapping[Path, _Group], pace: run_status.Pace, folder: Path, console: Console) -> None:
-    """Print a table for each folder that holds runs."""
-    for place, group in groups.items():
-        shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
-        title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
-        grid = run_status.matrix(group.runs, pace) if group.runs else None
-        console.show_grid(title, grid, not_measured=group.refused)
-        console.show_lines("jobs", group.jobs)
+def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
+    """Yield the table of a folder with runs, what was refused in it, and the states of its jobs."""
+    shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
+    title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
+    yield Section(one_line(title), run_status.matrix(group.runs, pace) if group.runs else ())
+    if group.refused:
+        yield Section(NOT_MEASURED, group.refused)
+    if group.jobs:
+        yield Section("jobs", group.jobs)
 
 
 def _facts(run: Run, total: run_status.Tally) -> dict[str, Any]:
@@ -194,8 +186,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         children = list(run_folders(sweep, place))
         begun = (path.parent for _, path in children if path.absolute() in below.runs)
         group = groups.setdefault(next(begun, place), _Group())
-        waiting = not_begun(sweep, place, below.runs.values())
-        group.runs += waiting or []
+        group.runs += not_begun(sweep, place, below.runs)
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         if SweepPaths(place).jobs.exists():
             queued = queued or job_states.listed()  # once: a controller that is away answers after minutes
@@ -204,7 +195,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
-        unknown = "; those that have not begun are not counted" if left and waiting is None else ""
+        unknown = "; those that have not begun are not counted" if left and not sweep.planned else ""
         group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
         group.not_begun += left
         group.refused += _refused(sweep, place, below)
@@ -223,78 +214,25 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"
 
 
-def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
-    """List the runs of a sweep that have not begun, or were refused before they had a folder; None if unknown.
+def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator[Run]:
+    """Yield the runs of a sweep without a folder among those that have begun; refused ones have their reason.
 
-    Args:
-        begun: runs that have begun, also of other sweeps.
+    A run that has ended well is not begun again because its folder was moved.
     """
-    if not (runs := sweep.runs):
-        return None
-    ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
-    own = [
-        run
-        for run in begun
-        if (place := run.folder.absolute()).parent == folder.absolute()
-        or place in ended
-        or (run.plan.get("stage") and RunPaths(place).sweep == sweep.uid)
-    ]
-    values = [_values(run, sweep.axes) for run in own]
-    has_begun = {frozenset(of_run.items()) for of_run in values}
     children = {child.job: child for child in sweep.children}
-    measured = {ended[place].job for run in own if (place := run.folder.absolute()) in ended}
-    pairs, pending = list(zip(own, values, strict=True)), []
-    alike = {_of_points(of_run): run for run, of_run in reversed(pairs)}
-    nodes = {(key, value): run.plan.get(key) for run, of_run in pairs for key, value in of_run.items()}
-    other = own[0].plan if own else _named(sweep.command)
-    for number, axes in enumerate(runs):
-        child = children.get(number)
+    for planned in sweep.planned:
+        place, child = run_folder(planned, folder), children.get(planned.job)
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
-        if is_left and number not in measured and frozenset(axes.items()) not in has_begun:
-            run = alike.get(_of_points(axes))
-            pending.append(
-                Run(
-                    folder=folder / str(number),
-                    plan=_plan(other, axes, nodes),
-                    results={},
-                    expected=run.expected if run else None,
-                    point_seconds=run.point_seconds if run else None,
-                    refusal=child.error if child else None,
-                )
-            )
-    return pending
+        if is_left and place.absolute() not in begun:
+            yield _waiting(place, planned.options, child.error if child else None, planned)
+    numbers = {planned.job for planned in sweep.planned}
+    for child, place in run_folders(sweep, folder) if numbers else ():
+        if child.error and child.job not in numbers and place.absolute() not in begun:  # its configuration is wrong
+            first = sweep.planned[0].options
+            own = {group: child.axes.get(group, name) for group, name in first.items()}
+            yield _waiting(place, own, child.error)
 
 
-def _values(run: Run, axes: Collection[str]) -> dict[str, str]:
-    """Return the values of a run for the axes of its sweep, by the command in its plan."""
-    command, values = run.plan.get("command"), {}
-    for text in command if isinstance(command, list) else []:
-        key, _, value = str(text).lstrip("+").partition("=")
-        if key in axes:
-            with suppress(UserError):  # of a foreign plan
-                values[key] = plain_value(key, value)
-    return values
-
-
-def _named(command: Sequence[str]) -> dict[str, Any]:
-    """Return the options that a command names, as the nodes of a plan."""
-    pairs = (text.partition("=") for text in command if "=" in text and text[0] not in "-~")
-    return {key.lstrip("+"): {"name": value} for key, _, value in pairs}
-
-
-def _plan(other: Mapping[str, Any], axes: Mapping[str, str], nodes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
-    """Return the plan of another run of a sweep with the names of other values, by the nodes of runs that have them."""
-    plan = dict(other)  # its nodes are replaced, never changed
-    for key, value in axes.items():
-        group, _, name = key.partition(".")
-        node = plan.get(group)
-        if not name:
-            plan[group] = nodes.get((key, value)) or {"name": value}
-        elif name == "name" and isinstance(node, dict):
-            plan[group] = {**node, "name": value}
-    return plan
-
-
-def _of_points(axes: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Return the values that change the number of points."""
-    return frozenset((key, value) for key, value in axes.items() if _CHANGES_POINTS.match(f"{key}={value}"))
+def _waiting(folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None) -> Run:
+    plan = {group: {"name": name} for group, name in options.items()}
+    return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned)

@@ -54,7 +54,10 @@ def ui(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the first link in a browser.")] = False,
 ) -> None:
-    """Open MLflow on the tracking store until Ctrl-C."""
+    """Open MLflow on the tracking store until Ctrl-C.
+
+    Example: perfexp ui --port 5001 --open
+    """
     location = store.store_uri(uri)
     # a tracking server needs no second server
     if store.is_server(location):

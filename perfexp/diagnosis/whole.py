@@ -101,7 +101,7 @@ def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[F
     else:
         yield fail("outputs", f"{path} can't be written here", "go to another folder, or output_dir=DIR")
     problem = store["problem"] or ("" if folders["store"]["writable"] else "it cannot be created")
-    remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp log sends them later"
+    remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp sync sends them later"
     yield warn_if(bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,21 @@ from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership, timestamp
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
-from perfexp.reports.run_status import counted_points
+from perfexp.reports.run_status import counted_points, points_by_kind
 from perfexp.summaries.analysis import SweepAnalysis
+from perfexp.summaries.subject import subject
 from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
 _LONGEST = 200
 #: Entries of the user's cache: the store is not read from the sweep's folder, which somebody else may have made.
 _SWEEPS, _STORE = "sweeps", "store"
+#: Names of a plan by which `perfexp status` arranges runs.
+_OPTIONS = ("model", "algorithm", "mode", "precision")
 #: File with the best values that a sweeper has found, by the name that Hydra's sweepers give it.
 OPTIMUM = "optimization_results.yaml"
 
@@ -43,7 +46,7 @@ class SweepRun:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        axes: overrides that vary, with their values if each run has one combination of them.
+        axes: keys of the overrides that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
     """
@@ -55,7 +58,7 @@ class SweepRun:
         *,
         folder: Path,
         command: Sequence[str],
-        axes: Mapping[str, list[str]],
+        axes: Iterable[str],
         jobs: int | None,
         console: Console,
         multirun: bytes = b"",
@@ -73,7 +76,6 @@ class SweepRun:
             started=timestamp(),
             command=list(command),
             jobs=jobs,
-            axes=dict(axes) if jobs else {},
         )
         self.whole = Whole(self.sweep.jobs)
 
@@ -156,6 +158,23 @@ class SweepRun:
         directory = _relative(self.paths.root, folder)
         return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
 
+    def plan(self, assignments: Sequence[Assignment]) -> None:
+        """Enter the runs that are going to be measured, before the first of them begins."""
+        self.sweep.planned = [self._planned(one, one.sweep.job) for one in assignments if one.sweep is not None]
+        self._write()
+
+    def _planned(self, assignment: Assignment, job: int) -> PlannedRun:
+        plan, about = assignment.plan, subject(assignment.plain)
+        keys = plan.keys()
+        return PlannedRun(
+            job=job,
+            directory=_relative(assignment.folder, self.paths.root),
+            overrides=assignment.plain["command"],
+            options={name: getattr(about, name) for name in _OPTIONS} | {"gpu": plan.gpu_name},
+            points=dict(points_by_kind(keys)),
+            seconds=assignment.seconds(keys),
+        )
+
     def expect(self, assignments: Sequence[Assignment]) -> None:
         """Enter runs that other processes are going to measure; those that have ended stay as they are.
 
@@ -189,7 +208,8 @@ class SweepRun:
         return SweepChild(job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error)
 
     def _enter(self, child: SweepChild) -> None:
-        self.sweep.children = [*(other for other in self.sweep.children if other.job != child.job), child]
+        others = (other for other in self.sweep.children if other.job != child.job)
+        self.sweep.children = sorted([*others, child], key=lambda one: one.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration."""

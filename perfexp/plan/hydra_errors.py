@@ -45,6 +45,13 @@ OF_TORCH = {
     **dict.fromkeys(("tensorfloat32", "high"), ("tf32",)),
     "highest": ("fp32",),
 }
+#: OmegaConf's errors for a value of another type, each with the right kind; the last one names the values itself.
+_TYPES = {
+    r"Value '(.*)' of type .* could not be converted to Float": "a number",
+    r"Value '(.*)' of type .* could not be converted to Integer": "an integer",
+    r"Value '(.*)' is not a valid bool": "true or false",
+    r"Invalid value '(.*)', expected one of \[(.*)\]": "",
+}
 #: Errors in the user's command line or configuration files.
 FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 
@@ -69,7 +76,7 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
             return UserError(f"{link.full_key} is a list, also of one value: {link.full_key}=[…].")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
-            return UserError(f"{link.full_key}: {_first_line(link)}.")
+            return UserError(_wrong_value(str(link.full_key), _first_line(link)))
     text = _first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error)
     if twice := _TWICE.search(text):
         group, option = twice[1] or twice[3], twice[2] or twice[4]
@@ -77,6 +84,17 @@ def user_error(error: BaseException) -> UserError:
     if text.startswith(_SEVERAL):
         text += ". Several values are a sweep: add -m; or one list: KEY=[A,B]"
     return UserError(text)
+
+
+def _wrong_value(key: str, text: str) -> str:
+    """Return OmegaConf's error for the value of a key with the remedy."""
+    for pattern, kind in _TYPES.items():
+        if match := re.match(pattern, text):
+            value, *listed = match.groups()
+            names = listed[0].split(", ") if listed else []
+            hint = did_you_mean(value, names) if names else f"set {kind}."
+            return f"{key}={value}: {hint}"
+    return f"{key}: {text}."
 
 
 def _quoted(override: str) -> str:

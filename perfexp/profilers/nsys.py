@@ -153,7 +153,7 @@ def evaluate(
     }
     if problems:
         failed = "; ".join(f"{report}: {why}" for report, why in problems.items())
-        advice = "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT"
+        advice = "choose others with profiler.reports, or create them later with perfexp nsys-stats DIR -r REPORT"
         results.doubt(f"nsys created no {failed}", advice)
     in_range = {entry["name"]: entry["kernels"] for entry in ranges}
     if whole == WHOLE["train"] and "backward" in in_range:
@@ -188,7 +188,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
-            f"perfexp stats {place.folder.parent}",
+            f"perfexp nsys-stats {place.folder.parent}",
             files=[stream.name],
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():

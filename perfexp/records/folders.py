@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from perfexp.records.paths import REPLACEMENT
-from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 
 #: Folder of the artifacts, beside the database; MLflow's own servers use the same name.
 ARTIFACTS = "mlartifacts"
@@ -47,6 +47,6 @@ def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]
         yield child, run_folder(child, folder)
 
 
-def run_folder(child: SweepChild, folder: Path) -> Path:
+def run_folder(child: SweepChild | PlannedRun, folder: Path) -> Path:
     """Return the folder of a run, for that of its sweep."""
     return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (called for thousands)

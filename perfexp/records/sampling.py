@@ -22,7 +22,7 @@ _TREND_PROCESSES, _TREND_FLOOR = 5, 0.005
 _PROCESS_APART = 1.5
 #: Advice on getting more samples, by the reason for which a block ended.
 _MORE_SAMPLES = {
-    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
+    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal",
     "max_seconds": "use more time (stopping.max_seconds=N)",
     "max_calls": "use more calls (stopping.max_calls=N)",
     "epochs": "use more epochs, or more data",

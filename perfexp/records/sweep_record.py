@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Status
+from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Seconds, Status
 
 #: Axis of a sweep over numbers of devices.
 GPU_COUNT = "gpu.count"
 #: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
-#: Limit on the values of all runs that are listed.
-_MOST_VALUES = 200_000
 #: Limits in bytes on the folder of a run, relative to that of its sweep, and on the names in it.
 _MOST_OF_PATH, _MOST_OF_NAME = 2000, 255
 #: Characters of a folder that are shown.
@@ -46,6 +42,26 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return int(text) if text.isascii() and text.isdecimal() else None
 
 
+class PlannedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A run that a sweep is going to measure; it is written before the first run begins.
+
+    Attributes:
+        job: number of the run in the sweep, from 0.
+        directory: folder of the run, relative to that of the sweep.
+        overrides: overrides of the run as typed.
+        options: names of its model, algorithm, mode, precision and gpu.
+        points: numbers of its points by kind: timed ones, first predictions, layers, profiles.
+        seconds: estimated time of measuring all of them; None if the settings do not limit it.
+    """
+
+    job: Count
+    directory: str
+    overrides: list[str] = []
+    options: dict[str, str] = {}
+    points: dict[str, Count] = {}
+    seconds: Seconds | None = None
+
+
 class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Summary of a sweep over several runs (`-m`); sweep.json in the sweep's folder.
 
@@ -53,8 +69,9 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
         jobs: planned number of runs; None if unknown.
-        axes: values of the overrides that vary, whose combinations are the runs, the last axis varying fastest; empty
-            lists where they do not determine the runs.
+        axes: values of the overrides that vary; in sweeps of earlier versions.
+        planned: the runs in their order, except those that were refused; empty where each run is chosen by the figures
+            of earlier ones, and in sweeps of earlier versions.
         store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
             store because a file names it.
     """
@@ -67,6 +84,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     command: list[str] = []
     jobs: Count | None = None
     axes: dict[str, list[str]] = {}
+    planned: list[PlannedRun] = []
     children: list[SweepChild] = []
     store: str | None = None
 
@@ -83,15 +101,6 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Return the command line that measures what the runs lack, for the folder of the sweep."""
         words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
         return shlex.join(["perfexp", *words])
-
-    @property
-    def runs(self) -> list[dict[str, str]]:
-        """Values of the axes of each run, by its number; none if they are unknown."""
-        if not self.axes or math.prod(map(len, self.axes.values())) != self.jobs:
-            return []
-        if self.jobs * len(self.axes) > _MOST_VALUES:
-            return []
-        return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
         """Read the record of a run, for the folder of the sweep; None without one. Raises `UserError` for a broken one.
@@ -128,6 +137,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         try:
             sweep = untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
             _check_folders(sweep.children)
+            _check_folders(sweep.planned)
             return sweep
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
@@ -135,7 +145,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise UserError(f"{file} is not a perfexp sweep: {error}.") from error
 
 
-def _check_folders(children: Sequence[SweepChild]) -> None:
+def _check_folders(children: Sequence[SweepChild | PlannedRun]) -> None:
     """Raise `msgspec.ValidationError` for folders that cannot exist, and for one that several runs have."""
     folders = Counter(os.path.normpath(child.directory) for child in children)
     for folder, runs in folders.items():

@@ -16,6 +16,7 @@ from perfexp.host import untrusted
 from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Seconds, Status, is_layers, points_from_lines, without_replicate
+from perfexp.records.sweep_record import PlannedRun
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import Subject, one_line, subject
 
@@ -86,6 +87,7 @@ class Run:
     Attributes:
         running: whether a process is measuring the run.
         refusal: why the run was refused before any measurement; None if it was not.
+        planned: entry in the run's sweep, if it has not begun.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class Run:
     point_seconds: float | None = None
     running: bool = False
     refusal: str | None = None
+    planned: PlannedRun | None = None
 
     @cached_property
     def about(self) -> Subject:
@@ -123,6 +126,11 @@ class Tally:
     running: int = 0
     refused: int = 0
     left_seconds: float | None = 0.0
+
+    def add_seconds(self, seconds: float | None) -> None:
+        """Add the estimated time of a run; the sum is unknown once one is."""
+        is_known = self.left_seconds is not None and seconds is not None
+        self.left_seconds = (self.left_seconds or 0.0) + (seconds or 0.0) if is_known else None
 
     @property
     def complete(self) -> bool:
@@ -175,6 +183,13 @@ class Pace:
                 seconds.setdefault(kind, []).extend(measured_seconds(run.results.values()))
         self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
+    def seconds_planned(self, run: Run, planned: PlannedRun) -> float | None:
+        """Estimate the time of a run that has not begun; None if it is unknown."""
+        point_seconds = self._medians.get((run.about, run.gpu)) or self._medians.get(None)
+        if planned.seconds is not None or point_seconds is None:
+            return planned.seconds
+        return _IMPORT_SECONDS + _START_SECONDS + planned.points.get(_TIMED, 0) * point_seconds
+
     def seconds_left(self, run: Run, left: Collection[Key]) -> float | None:
         """Estimate the time of points without a result; None if it is unknown."""
         candidates = (
@@ -192,6 +207,11 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
         if run.refusal is not None:
             total.refused += 1
             continue
+        if run.planned is not None:
+            for kind, number in run.planned.points.items():
+                total.points[kind][None] += number
+            total.add_seconds(pace.seconds_planned(run, run.planned))
+            continue
         keys = run.results.keys() if run.expected is None else run.expected
         for key in keys:
             result = run.results.get(key)
@@ -199,9 +219,7 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
         total.running += run.running
         total.is_known &= run.expected is not None
         if left := keys - run.results.keys():
-            seconds = pace.seconds_left(run, left)
-            is_estimated = total.left_seconds is not None and seconds is not None
-            total.left_seconds = (total.left_seconds or 0.0) + (seconds or 0.0) if is_estimated else None
+            total.add_seconds(pace.seconds_left(run, left))
     return total
 
 
@@ -222,6 +240,11 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
         cells = (rows[row].get(title) for row in order)
         columns.append(Column(title, [str(tally(cell, pace)) if cell else "" for cell in cells], prose=True))
     return Grid(columns)
+
+
+def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
+    """Count timed points, first predictions, layers and profiles."""
+    return Counter(map(_kind, keys))
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:

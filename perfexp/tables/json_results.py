@@ -40,12 +40,12 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     }
 
 
-def document(runs: Sequence[dict[str, Any]], **facts: Any) -> str:
+def document(runs: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
     """Return the document of some runs with further facts."""
-    return text({"format": _FORMAT, **facts, "runs": list(runs)})
+    return {"format": _FORMAT, **facts, "runs": list(runs)}
 
 
-def of_sweep(whole: SweepAnalysis, folder: Path) -> str:
+def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
     """Return the document of a sweep, whose folder is absolute; a run without a record has its error."""
     found, failed = list[dict[str, Any]](), list[dict[str, Any]]()
     for child, analysis in whole.runs:

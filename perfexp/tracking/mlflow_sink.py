@@ -81,7 +81,7 @@ class MlflowSink(Tracker):
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
-        # the payload takes name, description and tags from the record, so that `perfexp log` sends the same ones
+        # the payload takes name, description and tags from the record, so that `perfexp sync` sends the same ones
         if tags is not None and not isinstance(tags, Mapping):
             raise UserError(f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}.")
         if faults := {str(name): fault for name in tags or {} if (fault := tag_fault(str(name)))}:
@@ -147,7 +147,7 @@ class MlflowSink(Tracker):
     def _again(self, folder: Path) -> str:
         return (
             f"Nothing is lost: its record is in {folder}; "
-            f"send it again with: perfexp log {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
+            f"send it again with: perfexp sync {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
         )
 
     def _send(self, content: Payload, remedy: str) -> str:

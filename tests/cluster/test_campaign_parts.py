@@ -19,7 +19,7 @@ from perfexp.cluster import element, job_states, local_queue, site, slurm
 from perfexp.cluster.campaign import SlurmCampaign, SlurmSettings
 from perfexp.cluster.job_states import SubmittedRun
 from perfexp.cluster.slurm import QueuedJob
-from perfexp.commands import job_output
+from perfexp.commands import cluster
 from perfexp.commands import run as command
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns, interrupts, locks, scheduler
@@ -156,11 +156,11 @@ def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monk
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
     with (folder / "jobs.jsonl").open("ab") as file:
         file.write(b'{"run":8,"job":"1 --me","gpu":"x","submitted":"","log":"../../x"}\n')
-    assert command(["cancel", str(folder), "--run", "2"]) == 0
+    assert command(["cluster", "cancel", str(folder), "--run", "2"]) == 0
     assert calls[0][:2] == ("scancel", "--name=perfexp-s")
     assert calls[0][3:] == ("7_2",)
     assert "1 job cancelled" in capsys.readouterr().out
-    assert command(["cancel", str(folder), "--run", "12"]) == 2
+    assert command(["cluster", "cancel", str(folder), "--run", "12"]) == 2
 
 
 def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
@@ -169,13 +169,13 @@ def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     foreign = SubmittedRun(run=2, job="../../7_2", gpu="x", submitted=EARLIER)
     job_states.append(SweepPaths(folder), [foreign])
     (folder / "jobs" / "7_2.out").write_text("hello\x1b[2J")
-    assert command(["job-output", str(folder / "2")]) == 0
+    assert command(["cluster", "logs", str(folder / "2")]) == 0
     assert "hello?[2J" in capsys.readouterr().out
-    assert command(["job-output", str(folder)]) == 2
+    assert command(["cluster", "logs", str(folder)]) == 2
     (folder / "jobs").rename(folder / "elsewhere")
     (folder / "jobs").symlink_to(folder / "elsewhere")
     capsys.readouterr()
-    assert command(["job-output", str(folder / "2")]) == 2
+    assert command(["cluster", "logs", str(folder / "2")]) == 2
     assert "jobs is a link" in capsys.readouterr().err
 
 
@@ -491,7 +491,7 @@ def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monk
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
     (folder / "jobs.jsonl").unlink()
-    assert command(["cancel", str(folder)]) == 0
+    assert command(["cluster", "cancel", str(folder)]) == 0
     assert [words[:2] for words in calls] == [("scancel", "--name=perfexp-s")]
 
 
@@ -571,10 +571,10 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     (folder / "broken" / "sweep.json").write_text("{")
     (folder / "broken" / "jobs.jsonl").touch()
     files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
-    monkeypatch.setattr(job_output, "below", lambda *_, **__: files)
+    monkeypatch.setattr(cluster, "below", lambda *_, **__: files)
     SweepPaths(folder).job_logs.mkdir()
     (folder / "jobs" / "7_2.out").write_text("hello")
-    assert command(["job-output", str(folder / "2")]) == 0
+    assert command(["cluster", "logs", str(folder / "2")]) == 0
     assert "hello" in capsys.readouterr().out
 
 

@@ -89,7 +89,7 @@ def test_a_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep
     assert record.environment["job"]["id"] == found[0].job
     assert record.environment["job"]["constraint"] == "gpul40s"
     assert record.sweep.uid == Sweep.load(sweep.folder).uid
-    assert command(["job-output", str(sweep.folder / "1_64")]) == 0
+    assert command(["cluster", "logs", str(sweep.folder / "1_64")]) == 0
     assert "not measured" in capsys.readouterr().out
 
 
@@ -163,7 +163,7 @@ def test_jobs_wait_for_the_success_of_an_earlier_sweep(each_cluster, sweep, run,
     assert "afterok" in printed
     until(lambda: states(tmp_path / "a")[0].state == "done")
     assert all(state.state == "pending" for state in states(sweep.folder).values())
-    assert command(["cancel", "a"]) == 0
+    assert command(["cluster", "cancel", "a"]) == 0
     assert "1 job cancelled" in capsys.readouterr().out
     until(lambda: all("has failed" in state.why for state in states(sweep.folder).values()))
     assert run(*RUN, *SLURM, "batch_size=1,2", "output_dir=c", "hydra.launcher.after=a")[:1] == (2,)
@@ -207,7 +207,7 @@ def test_a_waiting_campaign_is_left_to_itself_by_an_interrupt(cluster, sweep, tm
     assert process.returncode == 130
     assert "stay in the queue" in out
     assert states(sweep.folder)[0].state == "running"
-    assert command(["cancel", str(sweep.folder)]) == 0
+    assert command(["cluster", "cancel", str(sweep.folder)]) == 0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from perfexp import __version__, commands
 from perfexp.__main__ import dispatch
-from perfexp.cli.usage import COMMANDS
+from perfexp.cli.usage import COMMANDS, OLD_COMMANDS
 from perfexp.main import main
 from perfexp.records.diagnostics import make
 from perfexp.records.paths import RunPaths
@@ -73,6 +73,36 @@ def test_the_path_of_a_page_does_not_disturb_json(make_record, leave_run, tmp_pa
     printed = capsys.readouterr()
     assert json.loads(printed.out)["runs"]
     assert printed.err == f"wrote {file}\n"
+
+
+def test_show_alone_shows_what_ended_last(make_record, leave_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, hour in (("b", 12), ("c", 11), ("a", 10)):
+        leave_run(make_record(name=name, uid=name, ended=f"2026-11-28T{hour}:00:00+00:00"), tmp_path / "outputs" / name)
+    (tmp_path / "outputs" / "broken").mkdir()
+    (tmp_path / "outputs" / "broken" / "record.json").write_text('{"ended": 3}')
+    assert commands.run(["show"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1].startswith("outputs/b/ ")
+    assert "unreadable  outputs/broken/record.json" in printed.err
+
+
+def test_show_alone_shows_the_sweep_that_ended_last(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*FAKE, "output_dir=outputs/alone"]) == 0
+    assert main([*FAKE, "-m", "batch_size=1,2", "processes=1", "output_dir=outputs/s"]) == 0
+    capsys.readouterr()
+    assert commands.run(["show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sweep"] == str(tmp_path / "outputs" / "s")
+
+
+def test_show_alone_without_a_record_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert commands.run(["show"]) == 2
+    assert capsys.readouterr().err.startswith("error: There is no folder outputs.")
+    (tmp_path / "outputs").mkdir()
+    assert commands.run(["show"]) == 2
+    assert "There is no record in outputs" in capsys.readouterr().err
 
 
 def test_show_of_something_else_is_an_error(tmp_path, capsys):
@@ -171,9 +201,42 @@ def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name, capsys):
+def test_every_command_explains_itself_with_an_example(name, capsys):
     assert dispatch([name, "--help"]) == 0
-    assert f"Usage: perfexp {name}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"Usage: perfexp {name}" in text
+    if name == "cluster":
+        return
+    assert re.search(rf"\n  Example:.*\bperfexp {name}\b", text)
+    assert dispatch(["help", name]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", ["check", "use", "logs", "cancel"])
+def test_the_commands_of_a_cluster_have_examples(name, capsys):
+    assert dispatch(["cluster", name, "--help"]) == 0
+    assert f"\n  Example: perfexp cluster {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", OLD_COMMANDS)
+def test_earlier_names_go_on_working_and_are_not_listed(name, capsys):
+    assert dispatch([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: perfexp {' '.join(OLD_COMMANDS[name])} ")
+    assert dispatch(["--help"]) == 0
+    assert f"perfexp {name} " not in capsys.readouterr().out
+
+
+def test_v_prints_the_version(capsys):
+    assert dispatch(["-V"]) == 0
+    assert capsys.readouterr().out == f"perfexp {__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "told"), [(["show", "--html"], "--html FILE"), (["ui", "--port"], "--port VALUE")])
+def test_an_option_without_its_value_says_what_to_type(command, told, capsys):
+    assert commands.run(command) == 2
+    assert capsys.readouterr().err == (
+        f"error: {command[1]} needs a value: {told}; perfexp {command[0]} --help explains it.\n"
+    )
 
 
 def test_the_comments_of_experiments_are_whole_sentences(capsys):

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import math
 import os
 import pty
 import re
@@ -15,19 +14,17 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands
-from perfexp.cli.overrides import axes_of
-from perfexp.commands import status
 from perfexp.devices import lock
 from perfexp.host import installation
 from perfexp.main import main
+from perfexp.orchestration import driver
 from perfexp.orchestration.preparation import Assignment, prepare
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, point_to_line
-from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.reports import run_status
+from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -347,40 +344,35 @@ def test_what_a_real_run_leaves_is_done(tmp_path, capsys):
     assert "fake   2/2 done" in capsys.readouterr().out
 
 
-def interrupted_sweep(folder, *axes, plan, ended=1, begun=0, params=None, jobs=None):
-    """A sweep over these axes, of which some runs have ended, some have begun, and the others have left nothing.
+def interrupted_sweep(folder, *names, plan, ended=1, begun=0, planned=True):
+    """A sweep over models and algorithms, of which some runs have ended, some have begun, and the others left nothing.
 
     Args:
         folder: of the sweep.
-        axes: overrides.
+        names: model and algorithm of each run.
         plan: of each run that has begun.
         ended: how many have ended; each has measured all ten points.
         begun: how many have begun besides; each has measured five.
-        params: axes that an experiment's file gave.
-        jobs: how many runs there are to be; all that the axes make if not given.
+        planned: whether the sweep wrote its runs when it began.
     """
-    sweep = Sweep(uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m", *axes])
-    fixed = [text for text in axes if "," not in text]
-    sweep.axes = axes_of([*(f"{key}={value}" for key, value in (params or {}).items()), *axes])
-    sweep.jobs = jobs or math.prod(map(len, sweep.axes.values()))
-    runs = [dict(zip(sweep.axes, values, strict=True)) for values in product(*sweep.axes.values())]
-    for number, values in enumerate(runs[: ended + begun]):
-        job = [*(f"{key}={value}" for key, value in values.items()), *fixed]
-        names = [(key, value) for key, value in values.items() if key in ("model", "algorithm")]
-        leave(
-            folder / str(number),
-            plan | {"command": job},
-            statuses=[Status.OK] * (10 if number < ended else 5),
-            names=names,
-        )
+    sweep = Sweep(uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m"], jobs=len(names))
+    for number, (model, algorithm) in enumerate(names):
+        options = {"model": model, "algorithm": algorithm, "mode": "inference", "precision": "torch", "gpu": "h200"}
+        one = PlannedRun(job=number, directory=str(number), options=options, points={"timed": 10}, seconds=22.0)
+        sweep.planned += [one] * planned
+        if number < ended + begun:
+            statuses = [Status.OK] * (10 if number < ended else 5)
+            chosen = [("model", model), ("algorithm", algorithm)]
+            leave(folder / str(number), plan, statuses=statuses, names=chosen)
         if number < ended:
-            child = SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK, axes=values)
-            sweep.children.append(child)
+            sweep.children.append(SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK))
+    folder.mkdir(exist_ok=True)
     (folder / "sweep.json").write_bytes(sweep.to_json())
 
 
 def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path / "s", "model=alexnet,vgg16", "algorithm=default,gemm", plan=plan, begun=1)
+    names = product(("alexnet", "vgg16"), ("default", "gemm"))
+    interrupted_sweep(tmp_path / "s", *names, plan=plan, begun=1)
     leave(tmp_path / "b" / "0", plan)
     assert commands.run(["status", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -389,79 +381,62 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
         "  model    default                            gemm",
         "  alexnet  10/10 done                         5/10 done, 5 missing, ~2 min 36 s left",
         "  vgg16    0/10 done, 10 missing, ~22 s left  0/10 done, 10 missing, ~22 s left",
-        "in all: 25/50 done, 25 missing, ~3 min 22 s left",
+        "in all: 25/50 done, 25 missing, ~3 min 20 s left",
     ]
 
 
-def test_a_sweep_of_which_no_run_has_begun_has_the_names_of_its_command(tmp_path):
-    axes = {"algorithm": ["default", "fft"]}
-    sweep = Sweep(uid="s", name="a", started="", command=["-m", "model=resnet50", "algorithm=default,fft"], jobs=2)
-    sweep.axes = axes
-    waiting = status.not_begun(sweep, tmp_path, [])
-    assert [(run.about.model, run.about.algorithm) for run in waiting] == [("resnet50", "default"), ("resnet50", "fft")]
-
-
-def test_runs_of_another_sweep_in_the_folder_of_a_stage_are_not_copied(plan, tmp_path):
-    stage = tmp_path / "1_sanity"
-    leave(stage / "a", plan | {"command": ["model=resnet18", "algorithm=default"]}, names=[("model", "resnet18")])
-    leave(stage / "b", plan | {"command": ["model=vgg16", "algorithm=default"]}, names=[("model", "vgg16")])
-    sweep = Sweep(uid="s", name="a", started="", axes={"algorithm": ["default", "gemm"]}, jobs=2)
-    sweep.children = [
-        SweepChild(job=0, name="b", directory="../1_sanity/b", status=Status.OK, axes={"algorithm": "default"})
+def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("resnet50", "fft"), plan=plan, ended=0)
+    assert commands.run(["status", str(tmp_path), "--json"]) == 1
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["model"], run["algorithm"], run["points"]) for run in runs] == [
+        ("resnet50", "default", {"missing": 10}),
+        ("resnet50", "fft", {"missing": 10}),
     ]
-    begun = [status._run(stage / name) for name in "ab"]
-    assert [run.about.model for run in status.not_begun(sweep, tmp_path / "s", begun)] == ["vgg16"]
 
 
-def test_quoted_values_of_a_run_that_is_measured_are_known(plan, tmp_path):
-    leave(tmp_path / "0", plan | {"command": ["model=resnet50", 'data.root="/d/a b"']}, statuses=())
-    sweep = Sweep(uid="s", name="a", started="", axes={"data.root": ["/d/a b", "/d/c"]}, jobs=2)
-    assert len(status.not_begun(sweep, tmp_path, [status._run(tmp_path / "0")])) == 1
-
-
-def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path, "algorithm=gemm", plan=plan, params={"model": "alexnet,vgg16"})
+def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("vgg16", "default"), plan=plan)
+    sweep = Sweep.load(tmp_path / "s")
+    sweep.planned[1].seconds = None
+    (tmp_path / "s" / "sweep.json").write_bytes(sweep.to_json())
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "vgg16    0/10 done, 10 missing" in capsys.readouterr().out
+    assert "vgg16     0/10 done, 10 missing, ~5 min 06 s left" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("axis", "first", "second", "is_known"),
-    [
-        ("batch_size", "1", "4", True),
-        ("precision", "fp32", "bf16", True),
-        ("model.name", "a", "b", True),
-        ("batch_size", "1", "[1,2,4]", False),
-        ("sweep.num_sizes", "2", "5", False),
-        ("mode", "train", "train_inference", False),
-        ("processes", "1", "3", False),
-    ],
-)
-def test_a_run_that_has_not_begun_has_as_many_points_as_one_like_it_or_nobody_knows(
-    axis, first, second, is_known, tmp_path
-):
-    fixed = ["model=fake", *(["sweep=sizes"] if axis.startswith("sweep") else [])]
-    begun = plain_plan(*fixed, f"{axis}={first}") | {"command": [*fixed, f"{axis}={first}"]}
-    keys = frozenset(config.typed(begun).keys())
-    run = run_status.Run(folder=tmp_path / "0", plan=begun, expected=keys, results={})
-    sweep = Sweep(uid="s", name="a", started="", command=["-m"], axes={axis: [first, second]}, jobs=2)
-    [waiting] = status.not_begun(sweep, tmp_path, [run])
-    plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))
-    assert (len(waiting.expected) == len(plan.keys())) if is_known else (waiting.expected is None)
-    assert (waiting.about.model, waiting.about.precision) == (plan.model_name, plan.precision.name)
-
-
-@pytest.mark.parametrize("axis", ["experiment=quick,full", "sweep=point,sizes"])
-def test_where_only_a_file_tells_what_a_run_would_measure_that_is_not_guessed(axis, plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path, axis, plan=plan)
+def test_runs_of_a_sweep_by_an_earlier_version_are_said_not_to_be_counted(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path / "s", ("alexnet", "default"), ("vgg16", "default"), plan=plan, planned=False)
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "resnet50  10 done, total unknown" in capsys.readouterr().out
+    assert "1 of 2 runs have ended; those that have not begun are not counted" in capsys.readouterr().out
 
 
-def test_runs_that_the_command_does_not_tell_apart_are_said_not_to_be_counted(plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path, "model=alexnet,vgg16", plan=plan, jobs=3)
+@pytest.mark.parametrize("directory", ["a\0b", "x" * 256, "0"])
+def test_planned_runs_with_folders_that_cannot_be_are_refused(tmp_path, capsys, directory):
+    sweep = Sweep(uid="s", name="axes", started="", jobs=2)
+    sweep.planned = [PlannedRun(job=0, directory="0"), PlannedRun(job=1, directory=directory)]
+    (tmp_path / "sweep.json").write_bytes(sweep.to_json())
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "1 of 3 runs have ended; those that have not begun are not counted" in capsys.readouterr().out
+    assert "is not a perfexp sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(tmp_path, monkeypatch, processes):
+    seen = []
+    folder = tmp_path / "s"
+    monkeypatch.setattr(driver, "measure", lambda *_, **__: seen.append(Sweep.load(folder).planned) or sys.exit(5))
+    arguments = ["-m", "batch_size=1,[1,2,4],0", f"processes={processes}", "cold_start=true", f"output_dir={folder}"]
+    with pytest.raises(SystemExit):
+        main([*FAKE, *arguments])
+    first, second = seen[0]  # the third one is refused
+    assert (first.job, first.directory, second.directory) == (0, "0_1", "1_-1-2-4")
+    assert [first.points, second.points] == [
+        {"timed": processes, "first prediction": processes},
+        {"timed": 3 * processes, "first prediction": processes},
+    ]
+    assert first.options == {
+        "model": "fake", "algorithm": "default", "mode": "inference", "precision": "torch", "gpu": "fake"
+    }  # fmt: skip
+    assert "batch_size=1" in first.overrides
 
 
 def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):

@@ -103,7 +103,7 @@ def option_by_a_path_in_a_summary_alone(place):
     summary = {"schema_version": 1, "uid": "1", "name": "x", "started": "2026-01-01T00:00:00Z", "children": []}
     summary["command"] = ["-m", "model=fake", "gpu=fake", f"stopping={name}", "batch_size=1,2"]
     (place.sweep / "sweep.json").write_text(json.dumps(summary))
-    yield [[f"resume={place.sweep}"], ["show", str(place.sweep)], ["log", str(place.sweep)]]
+    yield [[f"resume={place.sweep}"], ["show", str(place.sweep)], ["sync", str(place.sweep)]]
 
 
 @case
@@ -190,20 +190,20 @@ def a_repository_that_runs_programs(place):
 _OF_RUN = {
     "run.log": ("status", "clean"),
     "points.jsonl": ("status",),
-    "record.json": ("show", "status", "export", "compare", "log", "clean", "reproduce"),
+    "record.json": ("show", "status", "export", "compare", "sync", "clean", "reproduce"),
     "plan.yaml": ("show", "status", "clean", "reproduce"),
     "expected.json": ("status",),
     "environment.json": (),
     "manifest.json": ("clean",),
-    "report.md": ("log",),
+    "report.md": ("sync",),
 }
 _OF_SWEEP = {
-    "sweep.json": ("show", "status", "export", "compare", "log", "clean"),
-    "sweep.csv": ("log",),
+    "sweep.json": ("show", "status", "export", "compare", "sync", "clean"),
+    "sweep.csv": ("sync",),
     "multirun.yaml": ("status",),
     "sweep.lock": ("clean",),
     "manifest.json": ("clean",),
-    "0_1": ("show", "status", "export", "compare", "log"),
+    "0_1": ("show", "status", "export", "compare", "sync"),
 }
 
 
@@ -466,16 +466,16 @@ def a_store_in_the_current_folder_that_leads_outside(place):
     store = place.cwd / "outputs" / "mlflow.db"
     store.parent.mkdir()
     place.make_store(store, artifact_location=(place.outside / "made").as_uri())
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
     with closing(sqlite3.connect(store)) as connection, connection:
         connection.execute(f"update runs set artifact_uri = '{place.outside.as_uri()}'")
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
     with closing(sqlite3.connect(store)) as connection, connection:
         connection.execute(
             "create trigger t after insert on tags begin "
             "with recursive n(x) as (select 1 union all select x + 1 from n) select count(*) from n; end"
         )
-    yield [["log", str(place.sweep)], ["model=fake", "gpu=fake", "stopping=fixed"]]
+    yield [["sync", str(place.sweep)], ["model=fake", "gpu=fake", "stopping=fixed"]]
 
 
 @case
@@ -483,16 +483,16 @@ def a_store_in_the_current_folder_that_is_something_else(place):
     store = place.cwd / "outputs" / "mlflow.db"
     store.parent.mkdir()
     os.mkfifo(store)
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
     store.unlink()
     place.make_store(place.root / "other.db")
     shutil.copyfile(place.root / "other.db", place.outside / "other.db")
     yield []
     store.symlink_to(place.outside / "other.db")
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
     store.unlink()
     (store.parent / "mlartifacts").symlink_to(place.outside)
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
 
 
 @case
@@ -564,7 +564,7 @@ def facts_of_profiles_that_are_something_else(place):
         point["facts"] = {"profile": facts}
         (place.run / "points.jsonl").write_bytes(b"\n".join([*lines, json.dumps(point).encode()]) + b"\n")
         (place.run / "record.json").unlink(missing_ok=True)
-        yield [[f"resume={place.run}"], ["show", str(place.run)], ["log", str(place.run)]]
+        yield [[f"resume={place.run}"], ["show", str(place.run)], ["sync", str(place.run)]]
 
 
 @case
@@ -629,11 +629,11 @@ def a_journal_beside_a_store(place):
     ):
         store.write_bytes(clean)
         store.with_name("mlflow.db-journal").write_bytes(log)
-        yield [["log", str(place.run)]]
+        yield [["sync", str(place.run)]]
         store.with_name("mlflow.db-journal").unlink(missing_ok=True)
     store.write_bytes(clean)
     store.with_name("mlflow.db-journal").symlink_to(place.outside / "precious.csv")
-    yield [["log", str(place.run)]]
+    yield [["sync", str(place.run)]]
 
 
 @case

@@ -35,7 +35,7 @@ def commands(folder, out):
         ["status", str(folder)],
         ["export", str(folder), "--samples", "--layers", "--force", "--out", str(out / "table")],
         ["compare", str(folder.parent / "run"), str(folder.parent / "sweep")],
-        ["log", str(folder)],
+        ["sync", str(folder)],
         ["clean", str(folder), "--yes"],
         ["reproduce", str(folder), "--dry-run"],
         [f"resume={folder}"],
@@ -128,7 +128,7 @@ class Place:
 
     def case(self, command):
         """What the driver needs for a command; where it is to make the store of MLflow's, an empty one is there."""
-        if command[0] == "log" and not os.path.lexists(self.cwd / "outputs"):
+        if command[0] == "sync" and not os.path.lexists(self.cwd / "outputs"):
             (self.cwd / "outputs").mkdir()
             shutil.copyfile(self.store, self.cwd / "outputs" / "mlflow.db")
         watch = {

@@ -166,9 +166,9 @@ def test_a_password_that_is_a_word_changes_nothing_else(tmp_path, secret):
     assert (tmp_path / "x" / "record.json").exists()
 
 
-@pytest.mark.parametrize("command", ["log", "ui"])
+@pytest.mark.parametrize("command", ["sync", "ui"])
 def test_a_store_named_by_an_option_is_shown_without_its_credential(tmp_path, command):
-    place = [str(tmp_path)] if command == "log" else []
+    place = [str(tmp_path)] if command == "sync" else []
     for url in ("http://joe:s3cr3tpass'x tail@127.0.0.1:9", "foo://joe:s3cr3tpass tail@h", "joe:s3cr3tpass@h"):
         assert leaks(tmp_path, perfexp(tmp_path, command, *place, "--uri", url), ["s3cr3tpass"]) == []
 

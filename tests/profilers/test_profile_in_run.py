@@ -132,7 +132,7 @@ def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(ru
     _, _, [record] = run(*FAKE, "profiler=nsys")
     assert "x/train.qdstrm" in {f"x/{artifact.path}" for artifact in record.artifacts if artifact.kind == "profiles"}
     assert Path("x/train.qdstrm").is_file()
-    assert f"perfexp stats {Path('x').absolute()}" in profile_of(record).error
+    assert f"perfexp nsys-stats {Path('x').absolute()}" in profile_of(record).error
 
 
 @pytest.mark.slow

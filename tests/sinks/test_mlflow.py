@@ -597,7 +597,7 @@ def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     record = make_record()
-    with pytest.raises(TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp log {tmp_path}") as caught:
+    with pytest.raises(TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp sync {tmp_path}") as caught:
         MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(Analysis.of(record), leave_run(record, tmp_path))
     assert isinstance(caught.value, PerfexpError)
     assert caught.value.exit_code == 3

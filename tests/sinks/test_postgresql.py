@@ -181,7 +181,7 @@ def test_a_wrong_password_is_one_line_and_the_record_stays(
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-and-never-written")
     folder = leave_run(make_record(), tmp_path)
     before = (folder / "record.json").read_bytes()
-    assert commands.run(["log", str(folder), "--uri", server]) == 3
+    assert commands.run(["sync", str(folder), "--uri", server]) == 3
     printed = capfd.readouterr()
     [line] = printed.err.splitlines()
     assert "401" in line or "authent" in line.lower() or "credential" in line.lower(), line
@@ -192,7 +192,7 @@ def test_a_wrong_password_is_one_line_and_the_record_stays(
 def test_credentials_are_in_no_file(server, user, words, place, make_record, leave_run, tmp_path, capfd):
     """Neither of the run nor of both servers, whose database has hashes."""
     folder = leave_run(make_record(uid="f" * 32), tmp_path)
-    assert commands.run(["log", str(folder), "--uri", server]) == 0
+    assert commands.run(["sync", str(folder), "--uri", server]) == 0
     files = [file for top in (place, tmp_path) for file in top.rglob("*") if file.is_file()]
     leaks = [
         (name, str(file))

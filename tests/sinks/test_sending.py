@@ -156,7 +156,7 @@ def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave
     uri, paths = serve(behavior)
     record, begin = make_record(), time.monotonic()
     sink = MlflowSink(uri=uri, request_timeout_seconds=1, deadline_seconds=2)
-    with pytest.raises(TrackingFailed, match=rf"Nothing is lost.*perfexp log {tmp_path} --uri {uri}"):
+    with pytest.raises(TrackingFailed, match=rf"Nothing is lost.*perfexp sync {tmp_path} --uri {uri}"):
         sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     assert time.monotonic() - begin < BOUND_SECONDS
     assert paths, "the server was asked"
@@ -208,7 +208,7 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_re
     with pytest.raises(TrackingFailed, match=r"tracking\.deadline_seconds=2"):
         MlflowSink(uri=uri, deadline_seconds=2).publish(Analysis.of(record), folder)
     asked = len(paths)
-    with pytest.raises(TrackingFailed, match=r"earlier send.*perfexp log"):
+    with pytest.raises(TrackingFailed, match=r"earlier send.*perfexp sync"):
         MlflowSink(uri=uri, deadline_seconds=10**6).publish(Analysis.of(record), folder)
     assert len(paths) == asked == 1
 
@@ -217,7 +217,7 @@ def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_re
     monkeypatch.setattr(mlflow_sink, "deliver", send.send)
     uri, record = store_uri(f"sqlite:///{tmp_path}/mlflow.db"), make_record()
     with lock_of(uri):
-        with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp log"):
+        with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp sync"):
             MlflowSink(uri=uri, deadline_seconds=0.3).publish(Analysis.of(record), leave_run(record, tmp_path))
         with pytest.raises(TrackingFailed, match="earlier send"):
             MlflowSink(uri=uri, deadline_seconds=10**6).publish(Analysis.of(record), tmp_path)
@@ -300,7 +300,7 @@ def test_the_sending_process_ends_with_its_command(ending, serve, make_record, l
     script += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell in the background ignores it
     script += "sys.exit(commands.run(sys.argv[1:]))"
     command = subprocess.Popen(
-        [sys.executable, "-c", script, "log", str(leave_run(record, tmp_path)), "--uri", uri],
+        [sys.executable, "-c", script, "sync", str(leave_run(record, tmp_path)), "--uri", uri],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,7 +1,6 @@
 """What is said of a sweep's runs."""
 
 import io
-import json
 import re
 from pathlib import Path
 
@@ -138,7 +137,7 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(
         )
         cells = {column.title: column.cells for column in sweep_summary.runs(SweepAnalysis.of(sweep, records)).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
-    runs = json.loads(json_results.of_sweep(SweepAnalysis.of(sweep, records), tmp_path))["runs"]
+    runs = json_results.of_sweep(SweepAnalysis.of(sweep, records), tmp_path)["runs"]
     assert ["multi_gpu_slower" in [one["code"] for one in run["diagnostics"]] for run in runs] == [
         False,
         raised,

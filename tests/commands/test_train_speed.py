@@ -1,11 +1,11 @@
-"""`perfexp benchmark`: the six words, what they come to, what is refused, and the file that is left."""
+"""`perfexp train-speed`: the six words, what they come to, what is refused, and the file that is left."""
 
 import json
 
 import pytest
 
 from perfexp import commands
-from perfexp.commands import benchmark
+from perfexp.commands import train_speed
 from perfexp.orchestration import worker_query
 from perfexp.records.record import Record
 from perfexp.speed import Speed
@@ -38,11 +38,11 @@ def machine(monkeypatch):
 def settled(*words, overrides=(), **changes):
     six = dict(zip(("model", "run_mode", "precision", "batch_size", "iterations", "workers"), words, strict=False))
     defaults = {"model": "fastscnn", "run_mode": "sp", "precision": "fp32", "batch_size": 2, "iterations": 500}
-    return benchmark.settle(overrides, None, **{**defaults, "workers": 5, **six, **changes})
+    return train_speed.settle(overrides, None, **{**defaults, "workers": 5, **six, **changes})
 
 
 def test_a_dry_run_names_the_points_and_makes_nothing(here, capsys):
-    assert commands.run(["benchmark", *SIX, *FAKE, "--dry-run"]) == 0
+    assert commands.run(["train-speed", *SIX, *FAKE, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "1 point, time unknown" in printed
     assert "Nothing has been measured." in printed
@@ -54,7 +54,7 @@ def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys)
         log_file="x", model="fake", mode="sp", num_gpus=1, batch_size=2, precision="fp32", images_per_second=1.0
     )
     (here / NAME).write_bytes(earlier.to_json())
-    assert commands.run(["benchmark", *SIX, *FAKE, "quiet=true"]) == 0
+    assert commands.run(["train-speed", *SIX, *FAKE, "quiet=true"]) == 0
     document = json.loads((here / NAME).read_bytes())
     [record] = [Record.load(file) for file in here.rglob("record.json")]
     assert document["log_file"] == str(next(here.rglob("run.log")))
@@ -69,7 +69,7 @@ def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys)
 
 def test_a_training_that_fails_ends_with_1_and_is_written_down(here, capsys):
     failing = "model.faults.oom=1000"
-    assert commands.run(["benchmark", *SIX, *FAKE, failing, "output_dir=x", "speed_dir=null"]) == 1
+    assert commands.run(["train-speed", *SIX, *FAKE, failing, "output_dir=x", "speed_dir=null"]) == 1
     document = json.loads((here / "x" / NAME).read_bytes())
     assert (document["FINAL_RESULT"], document["JOB_FAIL_FLAG"]) == (0.0, 1)
     assert capsys.readouterr().out.splitlines()[-1] == "FINAL_RESULT: 0 images/s"
@@ -98,14 +98,14 @@ def test_what_follows_the_six_words_counts_more_than_what_the_seed_takes_for_gra
     ("word", "name"), [("fp32", "fp32"), ("fp16", "amp_fp16"), ("amp", "amp_fp16"), ("tf32", "tf32"), ("bf16", "bf16")]
 )
 def test_fp16_is_mixed_precision_as_in_the_seed_and_perfexps_names_are_taken_too(word, name):
-    assert benchmark._precision(word, None) == name
+    assert train_speed._precision(word, None) == name
 
 
 def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
     def notes(*overrides):
         words = {"model": "fake", "run_mode": "sp", "precision": "amp_fp16", "batch_size": 2, "iterations": 5}
-        plan = benchmark.settle(overrides, None, **words, workers=0)[1]
-        return plan.precision.name, list(benchmark._notes(overrides, "fp16", 0, plan))
+        plan = train_speed.settle(overrides, None, **words, workers=0)[1]
+        return plan.precision.name, list(train_speed._notes(overrides, "fp16", 0, plan))
 
     name, (told, _) = notes()
     assert (name, told.partition(".")[0]) == ("amp_fp16", "fp16 is mixed precision here: precision=amp_fp16")
@@ -142,7 +142,7 @@ def test_mp_takes_as_many_as_the_user_says_and_then_asks_nobody():
 )
 def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overrides, message, machine, here, capsys):
     machine(visible)
-    assert commands.run(["benchmark", "fastscnn", run_mode, *SIX[2:], *overrides]) == 2
+    assert commands.run(["train-speed", "fastscnn", run_mode, *SIX[2:], *overrides]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert list(here.iterdir()) == []
@@ -151,7 +151,7 @@ def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overr
 def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
     failure = {"text": "the process that queries torch and the driver was ended by SIGSEGV", "during": "cuda"}
     monkeypatch.setattr(worker_query, "survey", lambda index: {"parts": {}, "failure": failure})
-    assert commands.run(["benchmark", "fastscnn", "mp", *SIX[2:]]) == 1
+    assert commands.run(["train-speed", "fastscnn", "mp", *SIX[2:]]) == 1
     assert "SIGSEGV" in capsys.readouterr().err
 
 
@@ -191,7 +191,7 @@ def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(words, 
     (here / "file").write_text("")
     (here / "taken").mkdir()
     (here / "taken" / NAME).write_text("mine")
-    assert commands.run(["benchmark", *words]) == 2
+    assert commands.run(["train-speed", *words]) == 2
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert message in line
@@ -201,7 +201,7 @@ def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(words, 
 
 
 def test_several_replicates_have_a_file_each(here, capsys):
-    assert commands.run(["benchmark", *SIX, *FAKE, "processes=2", "quiet=true"]) == 0
+    assert commands.run(["train-speed", *SIX, *FAKE, "processes=2", "quiet=true"]) == 0
     names = [f"fake_replicate{number}_sp_bs2_fp32_1_speed" for number in range(2)]
     assert sorted(path.name for path in here.glob("*_speed")) == names
     assert capsys.readouterr().out.count("FINAL_RESULT: ") == 2
@@ -213,5 +213,5 @@ def test_a_models_group_of_the_users_own_is_known(here):
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("# Mine.\ndefaults:\n  - fake\n  - _self_\n\nname: mine\n")
     own = ["--config-dir", str(here / "own")]
-    assert commands.run(["benchmark", "mine", *SIX[1:], *FAKE, "quiet=true", *own]) == 0
+    assert commands.run(["train-speed", "mine", *SIX[1:], *FAKE, "quiet=true", *own]) == 0
     assert (here / "mine_sp_bs2_fp32_1_speed").is_file()

@@ -1,4 +1,4 @@
-"""perfexp stats: make reports of nsys profiles again, or further ones, without a run."""
+"""perfexp nsys-stats: make reports of nsys profiles again, or further ones, without a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import Json, app, echo
+from perfexp.commands.app import Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
 from perfexp.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
 from perfexp.profilers.tools import Tool
 from perfexp.records.paths import RunPaths
-from perfexp.reports.console import Console
-from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.profile_summary import ranked
-from perfexp.tables import json_results
 
 
-@app.command()
-def stats(
+@app.command("nsys-stats")
+def nsys_stats(
     places: Annotated[
         list[Path],
         typer.Argument(metavar="DIR|FILE", help="A run's folder, one above runs, or a .nsys-rep or .sqlite of nsys."),
@@ -38,24 +36,23 @@ def stats(
     """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
 
     Exit code 0 if every report of every profile has rows, or nothing to list; 1 if a report failed.
+
+    Example: perfexp nsys-stats outputs/2026-11-28/10-00-00-resnet50 -r cuda_gpu_kern_sum
     """
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
-    good, made = True, list[dict[str, Any]]()
+    made, is_good = list[dict[str, Any]](), True
     with interrupts.handled():
         nsys = tools.find("nsys", tool)
         for profile in profiles:
             try:
-                made.append(facts := _made(nsys, profile, wanted, force=force))
-                good &= all(name in facts["reports"] or name in facts["empty"] for name in wanted)
-                if not as_json:
-                    _show(facts)
+                made.append(_made(nsys, profile, wanted, force=force))
             except PerfexpError as error:
                 echo(f"failed  {profile}: {error}", err=True)
-                good = False
-    if as_json:
-        echo(json_results.text({"profiles": made}))
-    raise typer.Exit(0 if good else 1)
+                is_good = False
+    is_good &= all(name in facts["reports"] or name in facts["empty"] for facts in made for name in wanted)
+    emit({"profiles": made}, (section for facts in made for section in _sections(facts)), as_json=as_json)
+    raise typer.Exit(0 if is_good else 1)
 
 
 def _profiles(place: Path) -> Iterator[Path]:
@@ -102,15 +99,11 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
     return {"profile": str(profile), **{name: facts[name] for name in shown}}
 
 
-def _show(facts: Mapping[str, Any]) -> None:
+def _sections(facts: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the outcome of each report of a profile, and its top kernels."""
     made = {name: f"{report['rows']} rows: {report['file']}" for name, report in facts["reports"].items()}
-    texts = facts["empty"] | facts["problems"] | made
-    names = list(dict.fromkeys([*made, *texts]))
-    columns = [
-        Column("report", names, prose=True),
-        Column("what came out", (texts[name] for name in names), prose=True),
-    ]
-    console = Console()
-    console.show_grid(facts["profile"], Grid(columns))
+    texts = made | facts["empty"] | facts["problems"] | made
+    columns = [Column("report", texts, prose=True), Column("what came out", texts.values(), prose=True)]
+    yield Section(facts["profile"], Grid(columns))
     if kernels := facts["kernels"]:
-        console.show_grid(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))
+        yield Section(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))

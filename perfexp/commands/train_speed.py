@@ -1,4 +1,4 @@
-"""perfexp benchmark: train one model by six words, and write its speed file."""
+"""perfexp train-speed: train one model by six words, and write its speed file."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _SET_BY = {
 _INPUT_SIZE = "512x1024"
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, not an option
-def benchmark(
+@app.command(
+    "train-speed", context_settings={"ignore_unknown_options": True}
+)  # -1 is a number to refuse, not an option
+def train_speed(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
     run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
     precision: Annotated[str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")],
@@ -58,6 +60,8 @@ def benchmark(
     In a container that mounts outputs, the file goes there.
     The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
     training failed.
+
+    Example: perfexp train-speed fastscnn sp fp32 4 100 4
     """
     arguments, plan = settle(
         overrides or (),

@@ -1,4 +1,4 @@
-"""`perfexp stats`: reports of a profile that is there, without a run."""
+"""`perfexp nsys-stats`: reports of a profile that is there, without a run."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def profile(tmp_path):
 
 def test_reports_of_a_file_lie_beside_it(nsys, profile, capsys):
     nsys()
-    assert commands.run(["stats", str(profile), "-r", "cuda_gpu_kern_sum", "-r", "nvtx_gpu_proj_sum"]) == 0
+    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_gpu_kern_sum", "-r", "nvtx_gpu_proj_sum"]) == 0
     written = {file.name for file in profile.parent.glob("*.csv")}
     assert written == {"train_cuda_gpu_kern_sum.csv", "train_nvtx_gpu_proj_sum.csv"}
     printed = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_reports_of_a_file_lie_beside_it(nsys, profile, capsys):
 
 def test_json_has_the_files_and_the_kernels(nsys, profile, capsys):
     nsys()
-    assert commands.run(["stats", str(profile), "-r", "cuda_gpu_kern_sum", "--json"]) == 0
+    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_gpu_kern_sum", "--json"]) == 0
     (made,) = json.loads(capsys.readouterr().out)["profiles"]
     assert made["reports"]["cuda_gpu_kern_sum"]["file"] == "train_cuda_gpu_kern_sum.csv"
     assert any("dgrad2d" in kernel["name"] for kernel in made["kernels"])
@@ -69,7 +69,7 @@ def test_all_profiles_below_a_folder_get_the_usual_reports(nsys, profile):
     nsys()
     (profile.parent.parent / "two").mkdir()
     (profile.parent.parent / "two" / "inference.nsys-rep").write_bytes(b"profile")
-    assert commands.run(["stats", str(profile.parent.parent)]) == 0
+    assert commands.run(["nsys-stats", str(profile.parent.parent)]) == 0
     assert len(list(profile.parent.parent.rglob("*_cuda_gpu_kern_sum.csv"))) == 2
 
 
@@ -81,10 +81,10 @@ def test_a_database_that_nsys_exported_will_do(nsys, profile, capsys):
         connection.commit()
     profile.unlink()
     before = database.read_bytes()
-    assert commands.run(["stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 0
+    assert commands.run(["nsys-stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 0
     assert {file.name for file in profile.parent.iterdir()} == {"train.sqlite", "train_cuda_gpu_kern_sum.csv"}
     assert database.read_bytes() == before
-    assert commands.run(["stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 1
+    assert commands.run(["nsys-stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 1
     assert "train_cuda_gpu_kern_sum.csv" in capsys.readouterr().err
 
 
@@ -92,16 +92,16 @@ def test_in_a_runs_folder_what_is_written_enters_the_manifest(nsys, profile):
     nsys()
     manifest = profile.parent / "manifest.json"
     manifest.write_text('{"files": ["train.nsys-rep"]}')
-    commands.run(["stats", str(profile), "-r", "cuda_api_sum"])
+    commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum"])
     assert "train_cuda_api_sum.csv" in manifest.read_text()
     manifest.unlink()
-    commands.run(["stats", str(profile), "-r", "nvtx_gpu_proj_sum"])
+    commands.run(["nsys-stats", str(profile), "-r", "nvtx_gpu_proj_sum"])
     assert not manifest.exists()
 
 
 def test_a_report_without_rows_is_told_and_the_others_are_made(nsys, profile, capsys):
     nsys(reports={"cuda_api_sum": scripted.NO_KERNELS, "cuda_gpu_kern_sum": scripted.KERN_SUM})
-    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum,cuda_gpu_kern_sum"]) == 1
+    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum,cuda_gpu_kern_sum"]) == 1
     assert "does not contain CUDA kernel data" in capsys.readouterr().out
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
 
@@ -109,19 +109,19 @@ def test_a_report_without_rows_is_told_and_the_others_are_made(nsys, profile, ca
 def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, profile, capsys):
     tool = nsys()
     stream = profile.rename(profile.with_suffix(".qdstrm"))
-    assert commands.run(["stats", str(stream)]) == 1
+    assert commands.run(["nsys-stats", str(stream)]) == 1
     assert "no QdstrmImporter beside" in capsys.readouterr().err
     importer = tool.path.parent / "QdstrmImporter"
     importer.write_text('#!/bin/sh\nout="${2#--output-file=}"\necho imported > "$out"\n')
     importer.chmod(0o755)
-    assert commands.run(["stats", str(stream.parent)]) == 0
+    assert commands.run(["nsys-stats", str(stream.parent)]) == 0
     assert profile.read_text() == "imported\n"
 
 
 def test_a_profile_and_a_tool_may_be_named_from_the_current_folder(nsys, profile, monkeypatch):
     nsys()
     monkeypatch.chdir(profile.parent)
-    assert commands.run(["stats", profile.name, "--tool", "../../tools/nsys", "-r", "cuda_gpu_kern_sum"]) == 0
+    assert commands.run(["nsys-stats", profile.name, "--tool", "../../tools/nsys", "-r", "cuda_gpu_kern_sum"]) == 0
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
 
 
@@ -130,13 +130,13 @@ def test_what_no_run_left_is_replaced_only_by_force(nsys, profile, capsys, name)
     tool = nsys()
     mine = profile.parent / name
     mine.write_text("mine")
-    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum"]) == 1
+    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum"]) == 1
     said = capsys.readouterr().err
     assert f"{name} would be overwritten" in said
     assert "--force" in said
     assert [path for path in profile.parent.iterdir() if path.suffix == ".csv" and path != mine] == []
     assert mine.read_text() == "mine"
-    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum", "--force"]) == 0
+    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum", "--force"]) == 0
     assert (profile.parent / "train_cuda_api_sum.csv").read_text() != "mine"
     assert [call for call in tool.calls if call[0] == "export"]
 
@@ -145,7 +145,7 @@ def test_what_the_run_left_is_made_again(nsys, profile):
     nsys()
     (profile.parent / "manifest.json").write_text('{"files": ["train.nsys-rep"]}')
     for _ in range(2):
-        assert commands.run(["stats", str(profile), "-r", "cuda_api_sum"]) == 0
+        assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
     folder.mkdir()
     file = folder / "points.jsonl"
     file.touch()
-    assert commands.run(["stats", *(text.format(folder=folder, file=file) for text in arguments)]) == 2
+    assert commands.run(["nsys-stats", *(text.format(folder=folder, file=file) for text in arguments)]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": ()})
-    assert commands.run(["stats", str(profile)]) == 1
+    assert commands.run(["nsys-stats", str(profile)]) == 1
     assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_nothing_was_copied_is_an_answer_and_a_misspelt_report_is_none(nsys, pro
             connection.execute(f"DROP TABLE IF EXISTS CUPTI_ACTIVITY_KIND_{table}")
     reports = {**scripted.REPORTS, "cuda_gpu_mem_time_sum": scripted.NO_COPIES}
     nsys(no_export=False, database=str(database), reports=reports)
-    assert commands.run(["stats", str(profile), "-r", report]) == code
+    assert commands.run(["nsys-stats", str(profile), "-r", report]) == code
     assert ("nothing was copied or filled" in capsys.readouterr().out) is (code == 0)
 
 

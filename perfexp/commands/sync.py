@@ -1,4 +1,4 @@
-"""perfexp log: send records on disk to MLflow, for the first time or again."""
+"""perfexp sync: send records on disk to MLflow, for the first time or again."""
 
 from __future__ import annotations
 
@@ -8,51 +8,43 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Json, app, echo
+from perfexp.commands.app import RECORD, SWEEP, Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.folders import below
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
-from perfexp.tables import json_results
 from perfexp.tracking.mlflow_sink import MlflowSink
 
 
 @app.command()
-def log(
+def sync(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
     uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send records to MLflow; sending one twice does no harm."""
-    links: dict[str, str] = {}
-    experiments: dict[str, Any] = {}
-    exit_code, sent = 0, list[dict[str, str]]()
+    """Send records to MLflow; sending one twice does no harm.
 
-    def failed(folder: Path, error: PerfexpError) -> None:
-        nonlocal exit_code
-        echo(f"failed  {folder}: {error}", err=True)
-        exit_code = max(exit_code, error.exit_code)
-
+    Example: perfexp sync outputs --uri http://mlflow.example.org:5000
+    """
+    links, experiments, sent = dict[str, str](), dict[str, Any](), list[dict[str, str]]()
+    exit_code = 0
     for folder in folders:
-        files = sorted([folder] if folder.is_file() else below(folder, RECORD, SWEEP, refused=lambda error: None))
-        if not folder.exists():
-            failed(folder, UserError("there is no such folder; set the store with --uri"))
-        elif not any(file.name == RECORD for file in files):
-            failed(folder, UserError(f"no {RECORD} in it or below it"))
-        for name in (RECORD, SWEEP):
-            for file in (file for file in files if file.name == name):
-                try:
-                    sent.append(_send(file, uri, experiment, experiments, links))
-                    if not as_json:
-                        echo(f"sent    {sent[-1]['name']}  {file.parent}")
-                except PerfexpError as error:
-                    failed(file.parent, error)
-    if as_json:
-        echo(json_results.text({"sent": sent}))
-    for link in () if as_json else links.values():
-        echo(link)
+        files = [folder] if folder.is_file() else below(folder, RECORD, SWEEP, refused=lambda error: None)
+        ordered = sorted(files, key=lambda file: (file.name == SWEEP, file))  # a sweep needs its runs' experiment
+        if not any(file.name == RECORD for file in ordered):
+            lacking = f"no {RECORD} in it or below it" if folder.exists() else "there is no such folder"
+            echo(f"failed  {folder}: {lacking}; set the store with --uri", err=True)
+            exit_code = max(exit_code, UserError.exit_code)
+        for file in ordered:
+            try:
+                sent.append(_send(file, uri, experiment, experiments, links))
+            except PerfexpError as error:
+                echo(f"failed  {file.parent}: {error}", err=True)
+                exit_code = max(exit_code, error.exit_code)
+    lines = [f"sent    {one['name']}  {one['folder']}" for one in sent]
+    emit({"sent": sent}, [*lines, *links.values()], as_json=as_json)
     raise typer.Exit(exit_code)
 
 

@@ -1,4 +1,4 @@
-"""`perfexp log`: what it sends, what it says, and its exit codes."""
+"""`perfexp sync`: what it sends, what it says, and its exit codes."""
 
 import socket
 import subprocess
@@ -27,7 +27,7 @@ def read(store):
 
 def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_record, leave_run, tmp_path, capsys):
     record = make_record(plan={"tracking": {"uri": "sqlite:///elsewhere.db", "experiment": "of_the_plan"}})
-    assert commands.run(["log", "--uri", store, str(leave_run(record, tmp_path))]) == 0
+    assert commands.run(["sync", "--uri", store, str(leave_run(record, tmp_path))]) == 0
     assert [run.data.tags["perfexp.uid"] for run in read("of_the_plan")] == [record.uid]
     out = capsys.readouterr().out
     assert record.name in out
@@ -39,7 +39,7 @@ def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_reco
 def test_a_record_does_not_say_where_perfexp_writes(make_record, leave_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record = make_record(plan={"tracking": {"uri": f"sqlite:///{tmp_path}/chosen_by_the_record.db"}})
-    assert commands.run(["log", str(leave_run(record, tmp_path / "run"))]) == 0
+    assert commands.run(["sync", str(leave_run(record, tmp_path / "run"))]) == 0
     assert (tmp_path / "outputs" / "mlflow.db").exists()
     assert not (tmp_path / "chosen_by_the_record.db").exists()
 
@@ -57,7 +57,7 @@ def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(
         sweep.children.append(SweepChild(job=job, name=record.name, directory=str(job), status=record.status))
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
     for _ in range(2):
-        assert commands.run(["log", str(tmp_path), "--uri", store, "--experiment", "below"]) == 0
+        assert commands.run(["sync", str(tmp_path), "--uri", store, "--experiment", "below"]) == 0
         assert sorted(run.info.run_name for run in read("below")) == ["models", *["resnet50 fp32 224 b1 inf"] * 2]
     assert capsys.readouterr().out.count("sent ") == 6
 
@@ -69,7 +69,7 @@ def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
     record = make_record()
     good = leave_run(record, tmp_path / "good")
     options = ["--uri", store, "--experiment", "mixed"]
-    assert commands.run(["log", str(tmp_path / "empty"), str(tmp_path / "gone"), str(good), *options]) == 2
+    assert commands.run(["sync", str(tmp_path / "empty"), str(tmp_path / "gone"), str(good), *options]) == 2
     assert len(read("mixed")) == 1
     told = capsys.readouterr().err
     assert "empty: no record.json" in told
@@ -81,7 +81,7 @@ def test_the_copies_in_a_store_below_the_folder_are_not_sent(make_record, leave_
     monkeypatch.chdir(tmp_path)
     leave_run(make_record(), tmp_path / "outputs" / "run")
     for _ in range(2):
-        assert commands.run(["log", "outputs"]) == 0
+        assert commands.run(["sync", "outputs"]) == 0
         assert capsys.readouterr().out.count("sent ") == 1
     assert list((tmp_path / "outputs" / "mlartifacts").rglob("record.json"))
 
@@ -90,7 +90,7 @@ def test_a_damaged_record_is_told_and_the_others_are_sent(store, read, make_reco
     leave_run(make_record(), tmp_path / "good")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "record.json").write_text("{")
-    assert commands.run(["log", str(tmp_path), "--uri", store, "--experiment", "damaged"]) == 2
+    assert commands.run(["sync", str(tmp_path), "--uri", store, "--experiment", "damaged"]) == 2
     assert len(read("damaged")) == 1
     assert "bad" in capsys.readouterr().err
 
@@ -98,23 +98,23 @@ def test_a_damaged_record_is_told_and_the_others_are_sent(store, read, make_reco
 def test_an_unreachable_server_is_a_failure_of_exit_code_3(make_record, leave_run, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert commands.run(["log", str(leave_run(make_record(), tmp_path)), "--uri", uri]) == 3
-    assert "perfexp log" in capsys.readouterr().err
+    assert commands.run(["sync", str(leave_run(make_record(), tmp_path)), "--uri", uri]) == 3
+    assert "perfexp sync" in capsys.readouterr().err
 
 
 def test_a_bare_command_and_a_wrong_option_show_what_is_possible(capsys):
-    assert commands.run(["log"]) == 2
-    assert commands.run(["log", "--urk"]) == 2
+    assert commands.run(["sync"]) == 2
+    assert commands.run(["sync", "--urk"]) == 2
     assert "--help" in capsys.readouterr().err
 
 
 def test_its_help_does_not_import_mlflow():
     script = (
-        "import sys; from perfexp import commands; code = commands.run(['log', '--help'])\n"
+        "import sys; from perfexp import commands; code = commands.run(['sync', '--help'])\n"
         "assert code == 0 and not {'mlflow', 'torch', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_commands_are_known_by_name():
-    assert {"log", "ui"} <= set(COMMANDS)
+    assert {"sync", "ui"} <= set(COMMANDS)

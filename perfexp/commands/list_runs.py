@@ -1,0 +1,219 @@
+"""list runs: the runs and sweeps below a folder, read from their records; `show` shows the last one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit
+from perfexp.diagnosis.environment import fact_at
+from perfexp.errors import UserError, did_you_mean
+from perfexp.host import untrusted
+from perfexp.plan import plan_file
+from perfexp.records import folders, old_names, units
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Count, Key, Seconds, Status, without_replicate
+from perfexp.records.summary import TIME_KINDS
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports.overview import CAPTIONS
+from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.summaries.subject import headline, one_line, subject
+
+OUTPUTS = Path("outputs")
+_AGE = re.compile(r"(\d+)([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class _Series(msgspec.Struct):
+    name: str
+    samples: list[Seconds]
+    warmup: Count = 0
+
+
+class _Point(msgspec.Struct):
+    key: Key
+    series: list[_Series] = []
+
+
+class _Membership(msgspec.Struct):
+    uid: str | None = None
+
+
+class _Run(msgspec.Struct):
+    """The parts of a record.json that are listed."""
+
+    ended: Annotated[datetime, msgspec.Meta(tz=True)]
+    status: Status
+    plan: dict[str, Any]
+    points: list[_Point] = []
+    sweep: _Membership | None = None
+
+    @property
+    def timed(self) -> list[_Point]:
+        """The points whose calls are timed."""
+        return [point for point in self.points if point.key.is_timed]
+
+    def medians(self) -> tuple[str, list[float]]:
+        """Return the name of the time that represents the run, and its medians in seconds, one for each point.
+
+        The median of several processes is the geometric mean of their medians.
+        """
+        measured = {series.name for point in self.timed for series in point.series}
+        kind = next((name for name in TIME_KINDS if name in measured), "")
+        medians: dict[Key, list[float]] = {}
+        for point in self.timed:
+            for series in point.series:
+                samples = series.samples[series.warmup :]
+                if series.name == kind and samples and median(samples):
+                    medians.setdefault(without_replicate(point.key), []).append(median(samples))
+        return kind, [geometric_mean(own) for own in medians.values()]
+
+
+class Found(NamedTuple):
+    """A run, or a sweep with those of its runs that are listed, and when the last of them ended."""
+
+    ended: datetime
+    folder: Path
+    runs: list[_Run]
+    sweep: Sweep | None = None
+
+
+def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
+    """Print the runs and sweeps below a folder, the last one at the end.
+
+    Args:
+        words: the folder, if it is not `outputs`, and KEY=VALUE that the plans of the runs have.
+        since: age of the oldest run, such as `7d`.
+    """
+    places = [Path(word) for word in words if "=" not in word]
+    if len(places) > 1:
+        raise UserError(f"list runs reads one folder: leave out {places[1]}.")
+    folder = places[0] if places else OUTPUTS
+    earliest = datetime.now(UTC) - _age(since) if since else datetime.min.replace(tzinfo=UTC)
+    wanted = dict(word.split("=", 1) for word in words if "=" in word)
+    lines = [_facts(one) for one in find(folder, wanted) if one.ended >= earliest]
+    emit({"runs": lines}, [Section("", _table(lines))] if lines else [f"no runs in {folder}"], as_json=as_json)
+
+
+def last() -> Path:
+    """Return the folder of the run or sweep in `outputs` that ended last; raises UserError without any record."""
+    finished = [one.folder for one in find(OUTPUTS) if any(run.points for run in one.runs)]
+    if not finished:
+        raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
+    return finished[-1]
+
+
+def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
+    """Return the runs and sweeps below a folder by their end; runs without one of the `wanted` values are left out."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
+    runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Path, Sweep | None]]()
+    for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
+        place = file.parent
+        try:
+            if file.name == SWEEP:
+                sweep = Sweep.load(place)
+                sweeps[sweep.uid] = place, sweep
+            elif place not in runs:  # a record comes before the plan beside it
+                runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
+        except (UserError, OSError, *untrusted.DECODING_ERRORS) as error:
+            _report(error, file)
+    found: dict[Path, Found] = {}
+    for place, run in runs.items():
+        if all(_has(run.plan, key, values) for key, values in wanted.items()):
+            uid = run.sweep.uid if run.sweep else None
+            home, of_sweep = sweeps.get(uid, (place, None))
+            earlier = found.get(home, Found(run.ended, home, []))
+            found[home] = Found(max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep)
+    keys = {key for run in runs.values() for key in run.plan}
+    for key in wanted:
+        if keys and key.partition(".")[0] not in keys:
+            raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
+    return sorted(found.values(), key=lambda one: one.ended)
+
+
+def _recorded(file: Path) -> _Run:
+    run = untrusted.from_json(untrusted.read_bytes(file), _Run)
+    run.plan = old_names.plan_of_today(run.plan)
+    return run
+
+
+def _begun(file: Path) -> _Run:
+    """A run without a record: it is being measured, or was interrupted."""
+    changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    membership = _Membership(RunPaths(file.parent).sweep)
+    return _Run(ended=changed, status=Status.INTERRUPTED, plan=plan_file.read(file), sweep=membership)
+
+
+def _has(plan: dict[str, Any], key: str, values: str) -> bool:
+    """Whether a plan has one of some values with commas, which may be patterns: `resnet*,vgg16`."""
+    node = fact_at(plan, key)
+    value = node.get("name") if isinstance(node, Mapping) else node
+    texts = map(str, value if isinstance(value, list) else [value])
+    return any(fnmatchcase(text.lower(), one.lower()) for text in texts for one in values.split(","))
+
+
+def _facts(found: Found) -> dict[str, Any]:
+    """Return the end, the folder, the subject, the median time or the range of several, and the status."""
+    first, times = found.runs[0], [run.medians() for run in found.runs]
+    medians = sorted(value for _, values in times for value in values)
+    measured = headline(subject(first.plan), [point.key for point in first.timed])
+    return {
+        "ended": found.ended.isoformat(timespec="seconds"),
+        "folder": str(found.folder),
+        "measured": f"sweep over {one_line(found.sweep.name)}" if found.sweep else measured,
+        "time_kind": " or ".join(dict.fromkeys(CAPTIONS[kind] for kind, values in times if values)),
+        "least_seconds": min(medians, default=None),
+        "most_seconds": max(medians, default=None),
+        "status": _status(found),
+    }
+
+
+def _status(found: Found) -> str:
+    """How a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
+    counts = Counter(run.status.value for run in found.runs)
+    if counts[Status.INTERRUPTED] and RunPaths(found.folder).in_use():
+        return "running"
+    if found.sweep is None:
+        return found.runs[0].status.value
+    others = [f"{number} {status}" for status, number in counts.items() if status != Status.OK]
+    return ", ".join([f"{counts[Status.OK]} of {found.sweep.jobs or len(found.runs)} ok", *others])
+
+
+def _table(lines: Sequence[Mapping[str, Any]]) -> Grid:
+    ended = [datetime.fromisoformat(line["ended"]).astimezone().strftime("%Y-%m-%d %H:%M") for line in lines]
+    titles = ("folder", "measured")
+    return Grid(
+        [
+            Column("ended", ended),
+            *(Column(title, [one_line(line[title]) for line in lines], prose=True) for title in titles),
+            Column("median time", map(_figure, lines), prose=True),
+            Column("status", [line["status"] for line in lines], prose=True),
+        ]
+    )
+
+
+def _figure(line: Mapping[str, Any]) -> str:
+    if line["least_seconds"] is None:
+        return ""
+    ends = [units.format_seconds(seconds, 3) for seconds in (line["least_seconds"], line["most_seconds"])]
+    return f"{line['time_kind']} {' … '.join(dict.fromkeys(ends))}"
+
+
+def _age(text: str) -> timedelta:
+    match = _AGE.fullmatch(text)
+    if not match:
+        raise UserError(f"--since {text!r} is not an age; give for example 12h, 7d or 2w.")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _report(error: Exception, file: Path | None = None) -> None:
+    echo(f"unreadable  {file or ''} {error}", err=True)
