@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
+from typing import Any
 
 from perfexp.data import Batches
 from perfexp.errors import UserError
@@ -35,11 +36,18 @@ class Rotating(Cycled):
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
         first = batches.next()
-        size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
+        size = _size(first.inputs) or cache_bytes or 1
         self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
         inputs = [first.inputs, *(session.copy(first).inputs for _ in range(self.copies - 1))]
         rotating = (Batch(inputs=one, targets=batches.next().targets) for one in cycle(inputs))
         super().__init__(rotating, batches.per_epoch, constant=False)
+
+
+def _size(inputs: Any) -> int:
+    """Bytes of the inputs of a call, which may be several tensors."""
+    if isinstance(inputs, Mapping):
+        inputs = tuple(inputs.values())
+    return sum(map(_size, inputs)) if isinstance(inputs, tuple) else int(getattr(inputs, "nbytes", 0))
 
 
 def on_device(batches: Batches) -> bool:

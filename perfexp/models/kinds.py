@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
 
 from perfexp.errors import UserError
 from perfexp.work.tape import original_of
@@ -38,6 +39,18 @@ class Kind:
         """Shape of one sample, without the batch, from height and width in pixels."""
         return (3, *input_size)
 
+    @property
+    def input_dims(self) -> int | None:
+        """Dimensions of a batch of inputs; None where the module makes its own."""
+        return 1 + len(self.sample_shape((224, 224)))
+
+    def random_inputs(self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator) -> Any:
+        """Random inputs on the host, normally distributed, as normalized images roughly are.
+
+        Some modules take several: a tuple of positional arguments, or a dictionary of named ones.
+        """
+        return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
+
     def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
         """Number of classes, and shape of a batch of targets; None without targets."""
         raise NotImplementedError
@@ -49,7 +62,7 @@ class Kind:
         labels = self.labels(input_size, batch_size)
         return None if labels is None else torch.randint(*labels, generator=generator)
 
-    def observe(self, inputs: torch.Tensor, outputs: Any) -> None:
+    def observe(self, inputs: Any, outputs: Any) -> None:
         """Remember the shape of a first call's outputs, for targets that nothing else describes."""
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -95,14 +108,14 @@ class ByOutput(Kind):
     """Kind by the outputs' shape: (batch, classes) is classification, (batch, classes, h, w) segmentation.
 
     The shape is that of the first call's outputs, so there are no targets before it. The module's class may have
-    methods `sample_shape` and `loss`, the module an integer `num_classes`, which replace the defaults.
+    methods `sample_shape`, `example_inputs` and `loss`, the module an integer `num_classes`: they replace the defaults.
     """
 
     name = "by output shape"
     target_dims = None
     inputs_help = (
         " A module gets one float tensor, a batch of images: for another shape give its class a method "
-        "sample_shape(input_size); for token ids or several inputs wrap it in a module whose forward(x) makes them."
+        "sample_shape(input_size); for token ids or several inputs a method example_inputs(batch_size)."
     )
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -110,21 +123,44 @@ class ByOutput(Kind):
         super().__init__(own_classes(module))
         self._sample_shape = _own_method(module, "sample_shape", 1) or super().sample_shape
         self._loss = _own_method(module, "loss", 2)
+        made = (_own_method(module, "example_inputs", count) for count in (2, 1, 0))
+        self._example_inputs = next(filter(None, made), None)
         self._labels: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         return tuple(self._sample_shape(input_size))
 
-    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
-        return self._labels.get((batch_size, *self.sample_shape(input_size)))
+    @property
+    def input_dims(self) -> int | None:
+        return None if self._example_inputs else super().input_dims
 
-    def observe(self, inputs: torch.Tensor, outputs: Any) -> None:
+    def random_inputs(self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator) -> Any:
+        """See `Kind`; those of the module's `example_inputs`, made with the generator's seed."""
+        if self._example_inputs is None:
+            return super().random_inputs(input_size, batch_size, generator)
+        arguments = (batch_size, input_size)[: len(inspect.signature(self._example_inputs).parameters)]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator.initial_seed())
+            inputs = self._example_inputs(*arguments)
+        inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+        batches = {len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim}
+        if batch_size not in batches:
+            found = f"a batch of {max(batches)}: set batch_size={max(batches)}" if batches else "no tensor with a batch"
+            raise UserError(f"example_inputs gives {found}, or let it take the batch size: example_inputs(batch_size).")
+        return inputs
+
+    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
+        shape = () if self._example_inputs else self.sample_shape(input_size)
+        return self._labels.get((batch_size, *shape))
+
+    def observe(self, inputs: Any, outputs: Any) -> None:
         try:
             scores = main_output(outputs)
         except UserError:  # the module has a loss of its own, or does not train
             return
         if scores.ndim in (2, 4):
-            self._labels[tuple(inputs.shape)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
+            place = scores.shape[:1] if self._example_inputs else inputs.shape
+            self._labels[tuple(place)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         if self._loss is None:

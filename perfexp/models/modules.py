@@ -117,14 +117,21 @@ def has_extra_state(module: torch.nn.Module) -> bool:
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
+def called(module: Callable[..., Any], inputs: Any) -> Any:
+    """Return a module's outputs for its inputs: a tuple is its positional arguments, a dictionary its named ones."""
+    if isinstance(inputs, tuple):
+        return module(*inputs)
+    return module(**inputs) if isinstance(inputs, dict) else module(inputs)
+
+
 def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
-    """Return why a module's call does not accept one positional argument; None if it does, or nothing is known."""
+    """Return why a module's call does not accept its inputs; None if it does, or nothing is known."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):  # a function of C has no signature
         return None
     try:
-        signature.bind(inputs)
+        called(signature.bind, inputs)
     except TypeError as error:
         return f"forward: {error}"
     return None
@@ -132,8 +139,13 @@ def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
 
 def restoring(inputs: Any) -> Callable[[], bool]:
     """Return a function that restores inputs as they are now and returns whether they had been changed in place."""
-    if not isinstance(inputs, torch.Tensor) or is_stand_in(inputs):
-        return lambda: False
+    restores = [
+        _restoring(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and not is_stand_in(one)
+    ]
+    return lambda: any([restore() for restore in restores])  # noqa: C419 - each of them is restored
+
+
+def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
     before, version, strides = inputs.detach().to("cpu", copy=True), version_of(inputs), inputs.stride()
 
     def restore() -> bool:
@@ -150,11 +162,10 @@ def restoring(inputs: Any) -> Callable[[], bool]:
     return restore
 
 
-def version_of(inputs: Any) -> int | None:
-    """Return how often a tensor has been changed in place; None where torch does not count it."""
-    if not isinstance(inputs, torch.Tensor) or inputs.is_inference():
-        return None
-    return inputs._version
+def version_of(inputs: Any) -> list[int | None]:
+    """Return how often each tensor of some inputs has been changed in place; None where torch does not count it."""
+    tensors = (one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor))
+    return [None if one.is_inference() else one._version for one in tensors]
 
 
 def unfinished(outputs: Any) -> str | None:

@@ -6,8 +6,9 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from perfexp.models import tf32
+from perfexp.models import modules, tf32
 
 
 def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
@@ -15,7 +16,9 @@ def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
     copy = deepcopy(module).float()
     for parameter in copy.parameters():
         parameter.data = parameter.data.contiguous()
-    if isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
-        inputs = inputs.float().contiguous()
+
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float().contiguous() if tensor.is_floating_point() else tensor
+
     with tf32.off():
-        return copy(inputs)
+        return modules.called(copy, tree_map_only(torch.Tensor, plain, inputs))

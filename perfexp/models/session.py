@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
@@ -91,7 +91,6 @@ class TorchSession(Session):
             raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
         self.num_classes = kind.num_classes
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
-        self._input_dims = 1 + len(kind.sample_shape((224, 224)))
         self.precision, unavailable = torch_settings.effective_precision(precision, device)
         self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, self.precision)]
         self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
@@ -112,16 +111,16 @@ class TorchSession(Session):
         self._differentiates = False
         self._outside: Callable[[], AbstractContextManager[object]] = nullcontext
         self._ranks: DistributedDataParallel | None = None
-        self._first_inputs: tuple[Any, int | None] = None, None
+        self._first_inputs: tuple[Any, list[int | None]] = None, []
 
     @property
     def formats(self) -> Formats:
         return torch_settings.formats(self.precision, self.device)
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """See `Session`. Inputs are normally distributed, as normalized images roughly are."""
+        """See `Session`, and `Kind` for the inputs."""
         generator = torch.Generator().manual_seed(seed)
-        inputs = torch.randn(batch_size, *self._kind.sample_shape(input_size), generator=generator)
+        inputs = self._kind.random_inputs(input_size, batch_size, generator)
         return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> torch.Tensor | None:
@@ -135,9 +134,14 @@ class TorchSession(Session):
         self._check_fit(inputs, targets)
         # Only CUDA orders an asynchronous copy before the model's kernels.
         overlapped = self.device.kind == "cuda"
-        data_type = self._data_type if inputs.is_floating_point() else None
-        layout = torch_settings.channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
-        inputs = inputs.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
+
+        def placed(tensor: torch.Tensor) -> torch.Tensor:
+            data_type, layout = self._data_type if tensor.is_floating_point() else None, torch.preserve_format
+            if self._execution.channels_last:
+                layout = torch_settings.channels_last_format(tensor)
+            return tensor.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
+
+        inputs = tree_map_only(torch.Tensor, placed, inputs)
         if targets is not None:
             targets = targets.to(self.device.identifier, non_blocking=overlapped)
         return Batch(inputs=inputs, targets=targets)
@@ -219,15 +223,15 @@ class TorchSession(Session):
 
     def forward(self, inputs: Any) -> Any:
         with self._autocast(), self._outside():
-            return self._run(self._given(inputs))
+            return modules.called(self._run, self._given(inputs))
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
         with self._autocast(), self._outside():
-            return self.module(self._given(inputs))
+            return modules.called(self.module, self._given(inputs))
 
     def _given(self, inputs: Any) -> Any:
-        return inputs.clone() if self.changes_inputs else inputs
+        return tree_map_only(torch.Tensor, torch.clone, inputs) if self.changes_inputs else inputs
 
     @contextmanager
     def _left(self) -> Iterator[None]:
@@ -246,7 +250,7 @@ class TorchSession(Session):
             outputs = call()
         except (TypeError, *MODULE_ERRORS) as error:
             if not self.device.is_out_of_memory(error):
-                self._check_shape(batch.inputs, why=modules.missing_inputs(self.module, batch.inputs))
+                self._check_inputs(batch.inputs, error)
             if not (torch.is_inference_mode_enabled() and _NEEDS_GRADIENTS.search(str(error))):
                 raise
             self._outside = self._left
@@ -298,7 +302,9 @@ class TorchSession(Session):
         try:
             with self._mode(training=training), self._autocast(), self.sharing(Sharing.alone):
                 named = self._call_of(inputs, training=training)
-                return count(self.module, inputs, keywords=named, backward=training)
+                given = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+                named |= inputs if isinstance(inputs, dict) else {}
+                return count(self.module, *given, keywords=named, backward=training)
         except Inconclusive as error:
             raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
 
@@ -310,9 +316,11 @@ class TorchSession(Session):
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         if into is None:
-            return Batch(inputs=batch.inputs.clone(), targets=None if batch.targets is None else batch.targets.clone())
-        for old, new in ((into.inputs, batch.inputs), (into.targets, batch.targets)):
-            if old is not new:
+            inputs, targets = tree_map_only(torch.Tensor, torch.clone, (batch.inputs, batch.targets))
+            return Batch(inputs=inputs, targets=targets)
+        tensors = (tree_leaves((one.inputs, one.targets)) for one in (into, batch))
+        for old, new in zip(*tensors, strict=True):
+            if old is not new and isinstance(old, torch.Tensor):
                 old.copy_(new, non_blocking=True)
         return into
 
@@ -394,15 +402,19 @@ class TorchSession(Session):
             modules.set_mode(self.module, training)
             self._trains = training
 
-    def _check_shape(self, inputs: torch.Tensor, *, why: str | None = None) -> None:
+    def _check_inputs(self, inputs: Any, error: Exception) -> None:
+        """Raise `Unsupported` if a call failed since the module does not take such inputs."""
+        reason = modules.missing_inputs(self.module, inputs)
+        if not isinstance(inputs, torch.Tensor):
+            raise Unsupported(f"{self._name} can't take its example_inputs: {reason or str(error).splitlines()[0]}.")
         with self.sharing(Sharing.alone):
-            reason = why or why_refused(self.module, inputs)
+            reason = reason or why_refused(self.module, inputs)
         if reason is not None:
             shape = " × ".join(map(str, inputs.shape))
             raise Unsupported(f"{self._name} can't take {shape}: {reason}.{self._kind.inputs_help}")
 
-    def _check_fit(self, inputs: torch.Tensor, targets: torch.Tensor | None) -> None:
-        dims = [("inputs", self._input_dims, inputs.ndim)]
+    def _check_fit(self, inputs: Any, targets: torch.Tensor | None) -> None:
+        dims = [] if self._kind.input_dims is None else [("inputs", self._kind.input_dims, inputs.ndim)]
         if targets is not None and self._kind.target_dims is not None:
             dims.append(("targets", self._kind.target_dims, targets.ndim))
         for what, wanted, dimensions in dims:

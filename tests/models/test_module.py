@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
@@ -189,4 +190,55 @@ def test_a_module_of_other_inputs_is_refused_with_what_to_set(module: torch.nn.M
     with session.inferring(), pytest.raises(Unsupported, match=reason) as raised:
         session.first_forward(session.random_batch((32, 32), 1, seed=0))
     assert "method sample_shape(input_size)" in str(raised.value)
-    assert "wrap it in a module whose forward(x) makes them" in str(raised.value)
+    assert "a method example_inputs(batch_size)" in str(raised.value)
+
+
+class Several(torch.nn.Module):
+    """Takes token ids and numbers, and scores the classes of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = torch.nn.Embedding(10, 4), torch.nn.Linear(6, 3)
+
+    def example_inputs(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(10, (batch_size, 7)), torch.randn(batch_size, 2)
+
+    def forward(self, words: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.cat((self.words(words).mean(1), numbers), 1))
+
+
+class Named(Several):
+    def example_inputs(self, batch_size: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        words, numbers = super().example_inputs(batch_size)
+        return {"numbers": numbers, "words": words}
+
+
+class Fixed(Several):
+    def example_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().example_inputs(8)
+
+
+@pytest.mark.parametrize("kind", [Several, Named, Fixed])
+def test_a_module_makes_several_inputs_of_its_own(kind: type[Several]) -> None:
+    session = open_adapted(kind())
+    batch = session.random_batch((32, 32), 8, seed=0)
+    again = session.random_batch((32, 32), 8, seed=0)
+    for one, other in zip(tree_leaves(batch.inputs), tree_leaves(again.inputs), strict=True):
+        assert torch.equal(one, other), "the seed decides"
+    with session.inferring():
+        assert session.first_forward(batch).shape == (8, 3)
+        assert torch.equal(session.forward(session.copy(batch).inputs), session.forward(batch.inputs))
+    work = session.work(batch.inputs, training=False)
+    assert work is not None
+    assert work.macs == 8 * 6 * 3
+    targets = session.random_targets((32, 32), 8, seed=0)
+    assert targets.shape == (8,)
+    with session.training():
+        update = session.optimizer({"name": "sgd", "lr": 0.1})
+        session.backward(session.loss(session.learn(Batch(inputs=batch.inputs, targets=targets)), targets))
+        update()
+
+
+def test_own_inputs_of_another_batch_say_which_to_set() -> None:
+    with pytest.raises(UserError, match="a batch of 8: set batch_size=8"):
+        open_adapted(Fixed()).random_batch((32, 32), 1, seed=0)
