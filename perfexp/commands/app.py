@@ -21,7 +21,6 @@ from perfexp.tables import json_results
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
-RUN_MODES = ("sp", "mp")
 #: Limit on numbers of GPUs, images and steps on the command line.
 LARGEST = 1_000_000
 
@@ -73,6 +72,16 @@ def group_folders(config_dir: Path | None) -> list[Path]:
     if config_dir is not None:
         refuse_no_folders([f"--config-dir={config_dir}"])
     return [installation.conf_dir(), *([config_dir] if config_dir else [])]
+
+
+def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
+    """Return the overrides of a run, after the folder with the user's groups; raises UserError for another word."""
+    words = [f"--config-dir={config_dir}"] if config_dir else []
+    for text in overrides:
+        if "=" not in text:
+            raise UserError(f"'{text}' is not an override: set KEY=VALUE, such as model=resnet18.")
+        words.append(text)
+    return words
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:

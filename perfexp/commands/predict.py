@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, Json, app, echo, emit
+from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
 from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
@@ -80,13 +80,10 @@ def predict(
     if words[:1] == ["check"]:
         _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
         return
-    for text in words:
-        if "=" not in text:
-            raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18; or: predict check.")
     missing = [str(folder) for folder in corpus_folders or () if not folder.is_dir()]
     if missing:
         raise UserError(f"--corpus {missing[0]} is not a folder.")
-    plain = compose([*([f"--config-dir={config_dir}"] if config_dir else []), *words])
+    plain = compose(command_line(words, config_dir))
     plan = config.typed(plain)
     if plan.seeks_batch:
         raise UserError("perfexp predict prints the largest batch that fits: set batch_size=1 instead of max.")

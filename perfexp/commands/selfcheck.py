@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, app, emit
+from perfexp.commands.app import ConfigDir, app, command_line, emit
 from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
 from perfexp.orchestration import worker_query
@@ -79,7 +79,7 @@ def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: P
         UserError: a run would refuse it before it begins, or the command sets one of the keys.
     """
     given = given_keys(overrides, _SET_BY)
-    arguments = [f"--config-dir={config_dir}"] if config_dir else []
+    arguments = command_line((), config_dir)
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
