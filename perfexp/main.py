@@ -52,6 +52,8 @@ from perfexp.tables import json_results
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
 _LAUNCHER = "hydra/launcher"
+#: Runs of a sweep whose composition takes several seconds.
+_MANY = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -366,6 +368,8 @@ class _Application:
             )
             if not self.is_dry:
                 sweep_run.begin()
+            if jobs > _MANY and not self.is_dry:
+                self.console.note(f"{jobs} runs are composed before the first one is measured")
             self.sweep_run = sweep_run
             self._is_refused = False
 
