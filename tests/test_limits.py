@@ -113,7 +113,7 @@ def test_the_limit_on_points_is_named(refused):
         ("batch_size=range(1,40) input_size=range(1,40)", "1,521 runs (batch_size: 39 × input_size: 39)"),
         ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) processes=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
-        ("experiment=all batch_size=range(1,600)", "1,198 runs (mode: 2 × batch_size: 599)"),
+        ("experiment=all batch_size=range(1,600)", "1,198 runs (batch_size: 599 × mode: 2)"),
         ("batch_size=range(1,inf)", "is endless"),
         ("batch_size=range(1,10,0)", "is endless"),
         ("model.base_seconds=range(nan,1)", "is endless"),

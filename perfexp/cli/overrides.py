@@ -67,10 +67,10 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
     """Return the number of values of each override that varies; None for an interval. The last of a key counts."""
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
-        if not override.is_hydra_override():
+        if override.is_sweep_override() and not override.is_hydra_override():
+            axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
+        else:
             axes.pop(override.key_or_group, None)
-            if override.is_sweep_override():
-                axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
     return axes
 
 
