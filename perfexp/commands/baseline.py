@@ -15,7 +15,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.reports.console import Console
 from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
 
@@ -49,7 +49,8 @@ def baseline(
     root = folder or named_baselines.default_folder()
     if action is Action.list:
         known = [_facts(place) for place in named_baselines.find(root)]
-        parts = [Section(str(root), _table(known))] if known else [f"no baselines in {root}"]
+        rows = [{title.replace("_", " "): cell for title, cell in one.items()} for one in known]
+        parts = [Section(str(root), Grid.of_rows(rows))] if known else [f"no baselines in {root}"]
         emit({"folder": root, "baselines": known}, parts, as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
@@ -89,14 +90,3 @@ def _facts(place: Path) -> dict[str, str]:
         measured, content, first = "", "unreadable", one_line(str(error))
     about = {"machine": place.parent.name, "name": place.name}
     return {**about, "measured": measured, "content": content, "first_run": first}
-
-
-def _table(known: list[dict[str, str]]) -> Grid:
-    columns = {title: [one[title] for one in known] for title in known[0]}
-    prose = ("machine", "name", "first_run")
-    return Grid(
-        [
-            Column(title.replace("_", " "), cells, prose=title in prose, rank=int(title == "first_run"))
-            for title, cells in columns.items()
-        ]
-    )

@@ -24,7 +24,7 @@ from perfexp.records.record import Count, Key, Seconds, Status, without_replicat
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.overview import CAPTIONS
-from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import headline, one_line, subject
 
 OUTPUTS = Path("outputs")
@@ -100,7 +100,11 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     earliest = datetime.now(UTC) - _age(since) if since else datetime.min.replace(tzinfo=UTC)
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
     lines = [_facts(one) for one in find(folder, wanted) if one.ended >= earliest]
-    emit({"runs": lines}, [Section("", _table(lines))] if lines else [f"no runs in {folder}"], as_json=as_json)
+    emit(
+        {"runs": lines},
+        [Section("", Grid.of_rows(list(map(_row, lines))))] if lines else [f"no runs in {folder}"],
+        as_json=as_json,
+    )
 
 
 def last() -> Path:
@@ -188,17 +192,15 @@ def _status(found: Found) -> str:
     return ", ".join([f"{counts[Status.OK]} of {found.sweep.jobs or len(found.runs)} ok", *others])
 
 
-def _table(lines: Sequence[Mapping[str, Any]]) -> Grid:
-    ended = [datetime.fromisoformat(line["ended"]).astimezone().strftime("%Y-%m-%d %H:%M") for line in lines]
-    titles = ("folder", "measured")
-    return Grid(
-        [
-            Column("ended", ended),
-            *(Column(title, [one_line(line[title]) for line in lines], prose=True) for title in titles),
-            Column("median time", map(_figure, lines), prose=True),
-            Column("status", [line["status"] for line in lines], prose=True),
-        ]
-    )
+def _row(line: Mapping[str, Any]) -> dict[str, str]:
+    ended = datetime.fromisoformat(line["ended"]).astimezone()
+    return {
+        "ended": f"{ended:%Y-%m-%d %H:%M}",
+        "folder": one_line(line["folder"]),
+        "measured": line["measured"],
+        "median time": _figure(line),
+        "status": line["status"],
+    }
 
 
 def _figure(line: Mapping[str, Any]) -> str:
