@@ -48,7 +48,7 @@ class PlannedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         job: number of the run in the sweep, from 0.
         directory: folder of the run, relative to that of the sweep.
-        overrides: overrides of the run as typed.
+        overrides: overrides that vary, with this run's values.
         options: names of its model, algorithm, mode, precision and gpu.
         points: numbers of its points by kind: timed ones, first predictions, layers, profiles.
         seconds: estimated time of measuring all of them; None if the settings do not limit it.

@@ -436,7 +436,7 @@ def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(t
     assert first.options == {
         "model": "fake", "algorithm": "default", "mode": "inference", "precision": "torch", "gpu": "fake"
     }  # fmt: skip
-    assert "batch_size=1" in first.overrides
+    assert [first.overrides, second.overrides] == [["batch_size=1"], ["batch_size=[1,2,4]"]]
 
 
 def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):
