@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit
+from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit, oldest
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import untrusted
@@ -28,8 +27,6 @@ from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import headline, one_line, subject
 
 OUTPUTS = Path("outputs")
-_AGE = re.compile(r"(\d+)([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class _Series(msgspec.Struct):
@@ -97,9 +94,9 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     if len(places) > 1:
         raise UserError(f"list runs reads one folder: leave out {places[1]}.")
     folder = places[0] if places else OUTPUTS
-    earliest = datetime.now(UTC) - _age(since) if since else datetime.min.replace(tzinfo=UTC)
+    earliest = oldest("--since", since) if since is not None else 0.0
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
-    lines = [_facts(one) for one in find(folder, wanted) if one.ended >= earliest]
+    lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
     emit(
         {"runs": lines},
         [Section("", Grid.of_rows(list(map(_row, lines))))] if lines else [f"no runs in {folder}"],
@@ -208,13 +205,6 @@ def _figure(line: Mapping[str, Any]) -> str:
         return ""
     ends = [units.format_seconds(seconds, 3) for seconds in (line["least_seconds"], line["most_seconds"])]
     return f"{line['time_kind']} {' … '.join(dict.fromkeys(ends))}"
-
-
-def _age(text: str) -> timedelta:
-    match = _AGE.fullmatch(text)
-    if not match:
-        raise UserError(f"--since {text!r} is not an age; give for example 12h, 7d or 2w.")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 def _report(error: Exception, file: Path | None = None) -> None:
