@@ -85,8 +85,8 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        own = (DRY_RUN, OVERWRITE, JSON, MAX_JOBS, *VERBOSE)
-        arguments = [text for text in arguments if text.partition("=")[0] not in own]
+        own = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
+        arguments = [text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS]
         refuse_words(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
