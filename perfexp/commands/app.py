@@ -29,6 +29,7 @@ LARGEST = 1_000_000
 
 ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
 Json = Annotated[bool, typer.Option("--json", help="Print results as JSON.")]
+Uri = Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, Json, app, echo, emit, one_of
+from perfexp.commands.app import Force, Json, Uri, app, echo, emit, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.comparison.measures import MEASURES
@@ -66,7 +66,7 @@ def check(
     allow: sides.Allow = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
-    uri: sides.Uri = None,
+    uri: Uri = None,
     github: Annotated[
         bool, typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step.")
     ] = False,
@@ -236,7 +236,7 @@ def baseline(
     ] = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
-    uri: sides.Uri = None,
+    uri: Uri = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:

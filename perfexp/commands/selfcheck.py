@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, app, command_line, emit
+from perfexp.commands.app import ConfigDir, Json, app, command_line, emit
 from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
 from perfexp.orchestration import worker_query
@@ -42,7 +42,7 @@ def selfcheck(
     processes: Annotated[
         int, typer.Option(metavar="N", min=3, help="Fresh processes, each of which measures every point.")
     ] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the run's own report goes to stderr.")] = False,
+    as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Measure one plan in several processes and show how much they differ: the smallest difference that counts here.
