@@ -23,8 +23,10 @@ from perfexp.records.record import Count, Key, Seconds, Status, without_replicat
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.overview import CAPTIONS
+from perfexp.statistics.estimators import Interval
 from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import headline, one_line, subject
+from perfexp.summaries.wording import range_text
 
 OUTPUTS = Path("outputs")
 
@@ -201,10 +203,11 @@ def _row(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _figure(line: Mapping[str, Any]) -> str:
-    if line["least_seconds"] is None:
+    least, most = line["least_seconds"], line["most_seconds"]
+    if least is None:
         return ""
-    ends = [units.format_seconds(seconds, 3) for seconds in (line["least_seconds"], line["most_seconds"])]
-    return f"{line['time_kind']} {' … '.join(dict.fromkeys(ends))}"
+    text = units.format_seconds(least, 3) if least == most else range_text(Interval(value=least, low=least, high=most))
+    return f"{line['time_kind']} {text}"
 
 
 def _report(error: Exception, file: Path | None = None) -> None:

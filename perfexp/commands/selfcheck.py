@@ -49,7 +49,7 @@ def selfcheck(
 
     Each process is an ordinary replicate of one run. Its figures refine what is known of this device before the next
     run, which `perfexp doctor` shows. With output_dir=DIR of an earlier selfcheck, the same command measures only what
-    is missing there. The exit code is 1 where a measurement failed.
+    is missing there. With --json the run's own report goes to stderr. The exit code is 1 where a measurement failed.
 
     Example: perfexp selfcheck --processes 10 model=resnet18
     """
