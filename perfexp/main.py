@@ -144,7 +144,7 @@ class _Application:
         self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
         self._optimizes = not _is_basic(settings)
         if not self._optimizes:
-            refuse_many(axes_of(_swept(self.arguments, settings)), self.most_jobs)
+            refuse_many(_swept(self.arguments, settings), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]

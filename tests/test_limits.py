@@ -139,10 +139,10 @@ def test_the_flag_is_read_wherever_it_stands():
 
 
 def test_the_limit_is_the_number_of_runs():
-    axes = axes_of(["seed=range(0,2000)", "batch_size=1"])
-    refuse_many(axes, 2000)
+    arguments = ["seed=range(0,2000)", "batch_size=1"]
+    refuse_many(arguments, 2000)
     with pytest.raises(UserError, match="at most 1,999"):
-        refuse_many(axes, 1999)
+        refuse_many(arguments, 1999)
 
 
 def test_the_last_override_of_a_key_counts_as_for_the_sweeper():
