@@ -36,9 +36,8 @@ _SET_BY = {
 _INPUT_SIZE = "512x1024"
 
 
-@app.command(
-    "train-speed", context_settings={"ignore_unknown_options": True}
-)  # -1 is a number to refuse, not an option
+# -1 is a number to refuse, not an option
+@app.command("train-speed", context_settings={"ignore_unknown_options": True})
 def train_speed(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
     run_mode: Annotated[Mode, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
