@@ -297,7 +297,7 @@ def mlflow(folder: Path, writers: int) -> int:
     kept = perfexp(*run, "tracking=none", *launch, seeds, "output_dir=kept", folder=folder)
     assert kept.returncode == 0, kept.stderr
     store = f"sqlite:///{folder / 'later.db'}"
-    assert perfexp("log", "kept", "--uri", store, folder=folder).returncode == 0
+    assert perfexp("sync", "kept", "--uri", store, folder=folder).returncode == 0
     in_store = _names(store)
     figures = {
         "writers_count": writers,

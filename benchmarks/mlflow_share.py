@@ -65,7 +65,7 @@ def sent() -> None:
         folder = Path(name)
         perfexp(folder, "model=fake", "gpu=fake", "stopping=fixed", "output_dir=first")  # makes the store
         measured = perfexp(folder, *RUN, "tracking=none")
-        seconds = perfexp(folder, "log", "run")
+        seconds = perfexp(folder, "sync", "run")
     print(f"measuring        {measured:.1f} s")
     print(f"sending          {seconds:.2f} s")
     print(f"share            {seconds / (measured + seconds):.2%}")

@@ -409,7 +409,8 @@ Measure. Overrides choose options of groups and set keys; see [Configuration key
 | `resume=DIR` | Continue the run or the sweep in a folder. |
 | `--max-jobs N` | Allow a sweep of more than 1,000 runs. |
 | `--cfg job` | Print the composed configuration. |
-| `--help` | Print the commands, groups and keys; `help keys` has all, `help NAME` explains a key, a code or a term. |
+| `--help` | Print commands, groups and keys; `help keys` has all, `help NAME` explains a command, key, code or term. |
+| `-V`, `--version` | Print the version. |
 | `--hydra-help` | Print Hydra's other flags. |
 
 | Exit code | Meaning |

@@ -41,6 +41,7 @@ from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
+from perfexp.plan.override_keys import key_of
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
 from perfexp.records.record import Record
@@ -52,6 +53,8 @@ from perfexp.tables import json_results
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
 _LAUNCHER = "hydra/launcher"
+#: Runs of a sweep whose composition takes several seconds.
+_MANY = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,8 +85,8 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        own = (DRY_RUN, OVERWRITE, JSON, MAX_JOBS, *VERBOSE)
-        arguments = [text for text in arguments if text.partition("=")[0] not in own]
+        own = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
+        arguments = [text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS]
         refuse_words(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
@@ -141,7 +144,7 @@ class _Application:
         self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
         self._optimizes = not _is_basic(settings)
         if not self._optimizes:
-            refuse_many(axes_of([*_params(settings), *self.arguments]), self.most_jobs)
+            refuse_many(_swept(self.arguments, settings), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
@@ -350,7 +353,7 @@ class _Application:
         if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
-            axes = axes_of([*_params(settings), *self.arguments])
+            axes = axes_of(_swept(self.arguments, settings))
             jobs = math.prod(count or 0 for count in axes.values()) if _is_basic(settings) else 0
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
@@ -366,6 +369,8 @@ class _Application:
             )
             if not self.is_dry:
                 sweep_run.begin()
+            if jobs > _MANY and not self.is_dry:
+                self.console.note(f"{jobs} runs are composed before the first one is measured")
             self.sweep_run = sweep_run
             self._is_refused = False
 
@@ -384,9 +389,11 @@ def _overrides(settings: HydraConf) -> list[str]:
     return list(map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ()))
 
 
-def _params(settings: HydraConf) -> list[str]:
-    """Return the overrides of a sweep that configuration files set."""
-    return [f"{key}={value}" for key, value in dict(settings.sweeper.get("params") or {}).items()]
+def _swept(arguments: Sequence[str], settings: HydraConf) -> list[str]:
+    """Return the overrides of a sweep: those that were typed, and those of configuration files with other keys."""
+    typed = set(map(key_of, arguments))
+    params = dict(settings.sweeper.get("params") or {})
+    return [*arguments, *(f"{key}={value}" for key, value in params.items() if key not in typed)]
 
 
 def _is_basic(settings: HydraConf) -> bool:

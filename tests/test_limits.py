@@ -113,7 +113,7 @@ def test_the_limit_on_points_is_named(refused):
         ("batch_size=range(1,40) input_size=range(1,40)", "1,521 runs (batch_size: 39 × input_size: 39)"),
         ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) processes=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
-        ("experiment=all batch_size=range(1,600)", "1,198 runs (mode: 2 × batch_size: 599)"),
+        ("experiment=all batch_size=range(1,600)", "1,198 runs (batch_size: 599 × mode: 2)"),
         ("batch_size=range(1,inf)", "is endless"),
         ("batch_size=range(1,10,0)", "is endless"),
         ("model.base_seconds=range(nan,1)", "is endless"),
@@ -139,10 +139,10 @@ def test_the_flag_is_read_wherever_it_stands():
 
 
 def test_the_limit_is_the_number_of_runs():
-    axes = axes_of(["seed=range(0,2000)", "batch_size=1"])
-    refuse_many(axes, 2000)
+    arguments = ["seed=range(0,2000)", "batch_size=1"]
+    refuse_many(arguments, 2000)
     with pytest.raises(UserError, match="at most 1,999"):
-        refuse_many(axes, 1999)
+        refuse_many(arguments, 1999)
 
 
 def test_the_last_override_of_a_key_counts_as_for_the_sweeper():

@@ -81,15 +81,15 @@ def candidates(words: Sequence[str]) -> list[str]:
 def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
     conf = installation.conf_dir()
     options = options_below([conf, *map(Path, flag_values(before, *CONFIG_DIR))])
-    first, last = (*before[:1], ""), (*before[-1:], "")
+    command = before[0] if before else ""
     key, equals, value = word.partition("=")
-    if last[0] in CONFIG_DIR:
+    if before and before[-1] in CONFIG_DIR:
         return _folders(word)
     if equals and (key in CONFIG_DIR or key in _FOLDERS):
         return [f"{key}={folder}" for folder in _folders(value)]
-    if first[0] == "list":
+    if command == "list":
         return ["runs", *options]
-    if first[0] in COMMANDS:
+    if command in COMMANDS:
         return ["--help", *_folders(word)]
     if equals:
         group = key.lstrip("+~")

@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quoted
 from perfexp.cli.flags import MAX_JOBS
 from perfexp.errors import UserError
 from perfexp.host import credentials, installation
+from perfexp.plan.override_keys import key_of
 
 #: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
 _MOST_OVERRIDES, _MOST_STORED = 500, 50_000
@@ -67,10 +68,10 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
     """Return the number of values of each override that varies; None for an interval. The last of a key counts."""
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
-        if not override.is_hydra_override():
+        if override.is_sweep_override() and not override.is_hydra_override():
+            axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
+        else:
             axes.pop(override.key_or_group, None)
-            if override.is_sweep_override():
-                axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
     return axes
 
 
@@ -149,10 +150,11 @@ def max_jobs(arguments: Sequence[str]) -> int:
     return int(value)
 
 
-def refuse_many(axes: Mapping[str, int | None], most: int) -> None:
+def refuse_many(arguments: Sequence[str], most: int) -> None:
     """Raise UserError for a sweep without any run, or with more than `most` runs."""
-    if empty := [key for key, count in axes.items() if count == 0]:
-        raise UserError(f"The sweep has no runs: {empty[0]} matches no value.")
+    axes = axes_of(arguments)
+    if empty := [text for text in arguments if axes.get(key_of(text)) == 0]:
+        raise UserError(f"The sweep has no runs: '{empty[-1]}' matches no value.")
     counts = {key: count for key, count in axes.items() if count and count > 1}
     if (jobs := math.prod(counts.values())) > most:
         counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items())

@@ -18,7 +18,7 @@ from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
 #: Modules that are not called as their command: `list` would hide a built-in function, `completion` is a module of cli.
-_MODULES = {"list": "list_options", "env": "doctor", "completion": "shell_completion"}
+_MODULES = {"list": "list_options", "env": "doctor", "completion": "shell_completion", "baseline": "check"}
 #: Click's error for a wrong command line; Typer 0.29 has a copy of Click of its own.
 _COMMAND_LINE_ERROR: Any = typer.BadParameter.mro()[2]
 

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.cli.flags import CONFIG_DIR
 from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
-from perfexp.commands.app import ConfigDir, app
+from perfexp.commands.app import ConfigDir, app, command_line
 from perfexp.commands.compare import print_comparison
 from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
@@ -65,8 +64,7 @@ def ab(
     """
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
-    common = arguments_of_today(common or ())
-    overrides = without_credentials([*([f"{CONFIG_DIR[0]}={config_dir}"] if config_dir else []), *common])
+    overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     plains = [compose(_arguments(overrides, own)) for own in variants]
     _refuse_other_points(plains)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +23,13 @@ from perfexp.tables import json_results
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
-RUN_MODES = ("sp", "mp")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: Limit on numbers of GPUs, images and steps on the command line.
 LARGEST = 1_000_000
 
 ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
 Json = Annotated[bool, typer.Option("--json", help="Print results as JSON.")]
+Uri = Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 app = typer.Typer(
@@ -73,6 +76,30 @@ def group_folders(config_dir: Path | None) -> list[Path]:
     if config_dir is not None:
         refuse_no_folders([f"--config-dir={config_dir}"])
     return [installation.conf_dir(), *([config_dir] if config_dir else [])]
+
+
+def oldest(option: str, text: str | None) -> float:
+    """Return the time in seconds since the epoch that is as long ago as an option says (`7d`), or now without a text.
+
+    Raises UserError for another text.
+    """
+    now = datetime.now(UTC).timestamp()
+    if text is None:
+        return now
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if not match:
+        raise UserError(f"{option} {text!r} is not an age; give for example 90m, 12h, 7d or 2w.")
+    return now - float(match[1]) * _SECONDS[match[2]]
+
+
+def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
+    """Return the overrides of a run, after the folder with the user's groups; raises UserError for another word."""
+    words = [f"--config-dir={config_dir}"] if config_dir else []
+    for text in overrides:
+        if "=" not in text:
+            raise UserError(f"'{text}' is not an override: set KEY=VALUE, such as model=resnet18.")
+        words.append(text)
+    return words
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:

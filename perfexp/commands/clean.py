@@ -9,13 +9,12 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp.commands.app import Json, app, echo, emit
+from perfexp.commands.app import Json, app, echo, emit, oldest
 from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
@@ -31,8 +30,6 @@ _KEPT = {
 }
 #: Reasons why files stay: a run that is being measured, and another kind, before its ending.
 _BUSY, _OTHER = "being measured", "of the kind "
-_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class _File(NamedTuple):
@@ -61,7 +58,7 @@ def clean(
     Example: perfexp clean outputs --kind nsys-rep,sqlite --older-than 7d
     """
     endings = _endings(kind)
-    age_seconds = _age_seconds(older_than)
+    latest = oldest("--older-than", older_than)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder.")
     # the user did not type the default, and a link could lead anywhere
@@ -69,7 +66,7 @@ def clean(
         raise UserError(f"{folder} is a link: name the folder to clean.")
     refused: list[OSError] = []
     stays: Counter[str] = Counter()
-    files = sorted(_found(folder, endings, age_seconds, refused, stays))
+    files = sorted(_found(folder, endings, latest, refused, stays))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
     total = f"{units.counted(len(files), 'file')}, {units.format_bytes(sum(file.about.st_size for file in files))}"
@@ -97,23 +94,13 @@ def _endings(kind: str) -> list[str]:
     return endings
 
 
-def _age_seconds(text: str | None) -> float:
-    if text is None:
-        return 0.0
-    match = _AGE.fullmatch(text.strip())
-    if not match:
-        raise UserError(f"--older-than {text!r} is not an age; give for example 90m, 12h, 7d or 2w.")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
 def _found(
-    folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], stays: Counter[str]
+    folder: Path, endings: Collection[str], latest: float, refused: list[OSError], stays: Counter[str]
 ) -> Iterator[_File]:
     """Yield the deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough.
 
     The files that stay are counted by their reasons.
     """
-    latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run = RunPaths(manifest.parent)
         if not is_of_perfexp(run):

@@ -19,7 +19,7 @@ from perfexp.records.folders import below, run_folders
 from perfexp.records.paths import SweepPaths, refuse_link
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
-from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.grid import Grid
 
 #: Characters of each file of a job that are printed, from its end.
 _MOST_CHARACTERS = 20_000
@@ -54,11 +54,12 @@ def check(
             f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu (types: {types}). Write a site file "
             "with gpus: {KIND: {gres: gpu:TYPE}}."
         )
-    columns = [Column("gpu", [offer.kind for offer in found], prose=True)]
-    columns += [Column(title, [str(offer.nodes[title]) for offer in found]) for title in sites.USES]
-    columns.append(Column("requests", [" ".join(offer.requests) for offer in found], prose=True))
+    rows = [
+        {"gpu": offer.kind, **{use: str(offer.nodes[use]) for use in sites.USES}, "requests": " ".join(offer.requests)}
+        for offer in found
+    ]
     missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.nodes["idle"] + offer.nodes["busy"]]
-    Console().show_grid(f"cluster {cluster}", Grid(columns), not_measured=missing)
+    Console().show_grid(f"cluster {cluster}", Grid.of_rows(rows, figures=sites.USES), not_measured=missing)
     failed = bool(missing)
     if job:
         idle = [offer.kind for offer in found if offer.nodes["idle"]]

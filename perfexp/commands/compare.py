@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, app, echo, emit, refuse_to_overwrite, write_files
+from perfexp.commands.app import Force, Json, Uri, app, echo, emit, refuse_to_overwrite, write_files
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
@@ -36,8 +36,8 @@ def compare(
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
-    uri: sides.Uri = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print comparison.json.")] = False,
+    uri: Uri = None,
+    as_json: Json = False,
     output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for comparison.md, .csv, .json and .html."),

@@ -18,7 +18,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
-from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import one_line
 from perfexp.tracking.store import database, store_uri
 
@@ -114,14 +114,16 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
 
 def table(findings: Sequence[Finding]) -> Grid:
     """A table with a line per finding; remedies follow observations."""
-    texts = (f"{finding.found} → {finding.remedy}" if finding.remedy else finding.found for finding in findings)
-    checks = (finding.check.replace(" ", "\N{NO-BREAK SPACE}") for finding in findings)
-    columns = [
-        Column("what", checks, prose=True),
-        Column("verdict", (finding.verdict.value for finding in findings), prose=True),
-        Column("found → what to do", map(one_line, texts), prose=True),
-    ]
-    return Grid(columns)
+    return Grid.of_rows(
+        [
+            {
+                "what": finding.check.replace(" ", "\N{NO-BREAK SPACE}"),
+                "verdict": finding.verdict.value,
+                "found → what to do": one_line(" → ".join(filter(None, (finding.found, finding.remedy)))),
+            }
+            for finding in findings
+        ]
+    )
 
 
 def _data_root(settings: Sequence[str]) -> Path:

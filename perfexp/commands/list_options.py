@@ -13,7 +13,7 @@ import yaml
 from perfexp.cli.composition import compose
 from perfexp.cli.usage import comment_of, config_lines, options_below
 from perfexp.commands import list_runs
-from perfexp.commands.app import ConfigDir, Json, app, echo, emit, group_folders
+from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit, group_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import torchvision_names
 from perfexp.orchestration.worker_query import query
@@ -126,10 +126,7 @@ def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
 
 
 def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
-    for text in overrides:
-        if "=" not in text:
-            raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18.")
     # any algorithm will do: all are queried, with the settings that they share (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
-    folder = [f"--config-dir={config_dir}"] if config_dir else []
-    return query(compose([*folder, *chosen, *overrides]), "algorithms", waiting=lambda text: echo(text, err=True))
+    words = command_line([*chosen, *overrides], config_dir)
+    return query(compose(words), "algorithms", waiting=lambda text: echo(text, err=True))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit
+from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit, oldest
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import untrusted
@@ -24,12 +23,12 @@ from perfexp.records.record import Count, Key, Seconds, Status, without_replicat
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.overview import CAPTIONS
-from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.statistics.estimators import Interval
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.subject import headline, one_line, subject
+from perfexp.summaries.wording import range_text
 
 OUTPUTS = Path("outputs")
-_AGE = re.compile(r"(\d+)([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class _Series(msgspec.Struct):
@@ -97,10 +96,14 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     if len(places) > 1:
         raise UserError(f"list runs reads one folder: leave out {places[1]}.")
     folder = places[0] if places else OUTPUTS
-    earliest = datetime.now(UTC) - _age(since) if since else datetime.min.replace(tzinfo=UTC)
+    earliest = oldest("--since", since) if since is not None else 0.0
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
-    lines = [_facts(one) for one in find(folder, wanted) if one.ended >= earliest]
-    emit({"runs": lines}, [Section("", _table(lines))] if lines else [f"no runs in {folder}"], as_json=as_json)
+    lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
+    emit(
+        {"runs": lines},
+        [Section("", Grid.of_rows(list(map(_row, lines))))] if lines else [f"no runs in {folder}"],
+        as_json=as_json,
+    )
 
 
 def last() -> Path:
@@ -188,31 +191,23 @@ def _status(found: Found) -> str:
     return ", ".join([f"{counts[Status.OK]} of {found.sweep.jobs or len(found.runs)} ok", *others])
 
 
-def _table(lines: Sequence[Mapping[str, Any]]) -> Grid:
-    ended = [datetime.fromisoformat(line["ended"]).astimezone().strftime("%Y-%m-%d %H:%M") for line in lines]
-    titles = ("folder", "measured")
-    return Grid(
-        [
-            Column("ended", ended),
-            *(Column(title, [one_line(line[title]) for line in lines], prose=True) for title in titles),
-            Column("median time", map(_figure, lines), prose=True),
-            Column("status", [line["status"] for line in lines], prose=True),
-        ]
-    )
+def _row(line: Mapping[str, Any]) -> dict[str, str]:
+    ended = datetime.fromisoformat(line["ended"]).astimezone()
+    return {
+        "ended": f"{ended:%Y-%m-%d %H:%M}",
+        "folder": one_line(line["folder"]),
+        "measured": line["measured"],
+        "median time": _figure(line),
+        "status": line["status"],
+    }
 
 
 def _figure(line: Mapping[str, Any]) -> str:
-    if line["least_seconds"] is None:
+    least, most = line["least_seconds"], line["most_seconds"]
+    if least is None:
         return ""
-    ends = [units.format_seconds(seconds, 3) for seconds in (line["least_seconds"], line["most_seconds"])]
-    return f"{line['time_kind']} {' … '.join(dict.fromkeys(ends))}"
-
-
-def _age(text: str) -> timedelta:
-    match = _AGE.fullmatch(text)
-    if not match:
-        raise UserError(f"--since {text!r} is not an age; give for example 12h, 7d or 2w.")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    text = units.format_seconds(least, 3) if least == most else range_text(Interval(value=least, low=least, high=most))
+    return f"{line['time_kind']} {text}"
 
 
 def _report(error: Exception, file: Path | None = None) -> None:

@@ -15,7 +15,7 @@ from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
 from perfexp.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
 from perfexp.profilers.tools import Tool
 from perfexp.records.paths import RunPaths
-from perfexp.summaries.grid import Column, Grid, Section
+from perfexp.summaries.grid import Grid, Section
 from perfexp.summaries.profile_summary import ranked
 
 
@@ -102,8 +102,8 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
 def _sections(facts: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the outcome of each report of a profile, and its top kernels."""
     made = {name: f"{report['rows']} rows: {report['file']}" for name, report in facts["reports"].items()}
-    texts = made | facts["empty"] | facts["problems"] | made
-    columns = [Column("report", texts, prose=True), Column("what came out", texts.values(), prose=True)]
-    yield Section(facts["profile"], Grid(columns))
+    outcomes = made | facts["empty"] | facts["problems"] | made
+    rows = [{"report": name, "what came out": text} for name, text in outcomes.items()]
+    yield Section(facts["profile"], Grid.of_rows(rows))
     if kernels := facts["kernels"]:
         yield Section(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))

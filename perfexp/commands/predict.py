@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, app, echo
+from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, skill_table
 from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
@@ -24,16 +24,29 @@ from perfexp.orchestration.worker_query import query
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.record import Key
-from perfexp.reports.console import Console
+from perfexp.summaries.grid import Section
 from perfexp.summaries.subject import label, subject
 from perfexp.summaries.wording import supported_digits
 
 #: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
 _DENSE = 20
+#: Notes below the answers of a quantity.
+_NOTES = {
+    "memory": "memory is of the timed calls; the first ones may take more (perfexp show DIR)",
+    "energy": "energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out",
+}
 
 Corpus = Annotated[
     list[Path] | None, typer.Option("--corpus", metavar="DIR", help="Folder of records; default: outputs.")
 ]
+
+
+class _Prediction(NamedTuple):
+    """One quantity of a point."""
+
+    key: Key
+    quantity: str
+    answer: Answer
 
 
 @app.command()
@@ -50,7 +63,7 @@ def predict(
         int, typer.Option(help="check: number of points that a sparse sweep would measure.", min=4, max=100)
     ] = 12,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
@@ -67,26 +80,20 @@ def predict(
     if words[:1] == ["check"]:
         _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
         return
-    for text in words:
-        if "=" not in text:
-            raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18; or: predict check.")
     missing = [str(folder) for folder in corpus_folders or () if not folder.is_dir()]
     if missing:
         raise UserError(f"--corpus {missing[0]} is not a folder.")
-    plain = compose([*([f"--config-dir={config_dir}"] if config_dir else []), *words])
+    plain = compose(command_line(words, config_dir))
     plan = config.typed(plain)
     if plan.seeks_batch:
         raise UserError("perfexp predict prints the largest batch that fits: set batch_size=1 instead of max.")
-    answers = _looked_up(plan, plain, corpus.find_curves(folders))
+    found = _looked_up(plan, plain, corpus.find_curves(folders))
     traced = _traced(plain) if memory else None
-    if as_json:
-        echo(json.dumps(_as_json(answers, traced), indent=1))
-        return
-    console = Console()
-    console.note(str(subject(plain)))
-    if traced is not None:
-        _show_memory(traced, plan, console)
-    _show_answers(answers, folders, console)
+    parts = [Section("memory, traced", list(_memory_lines(traced, plan)))] if traced is not None else []
+    parts.append(Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(found))))
+    raised = dict.fromkeys((str(one), one.help) for each in found for one in each.answer.diagnostics)
+    notes = [line for text, remedy in raised for line in (text, f"  help: {remedy}")]
+    emit(_document(found, traced), [str(subject(plain)), *parts, *notes], as_json=as_json)
 
 
 def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,14 +104,18 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
         return {"points": [], "reason": str(error)}
 
 
-def _looked_up(
-    plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
-) -> list[tuple[Key, dict[str, Answer]]]:
+def _looked_up(plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]) -> list[_Prediction]:
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
     known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
-    installed = _installed()
+    installed: dict[str, str] = {}
+    with suppress(PackageNotFoundError):
+        installed["torch"] = version("torch")
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
-    return [(key, {name: lookup.look_up(key, name, plain, known, installed) for name in QUANTITIES}) for key in keys]
+    return [
+        _Prediction(key, name, lookup.look_up(key, name, plain, known, installed))
+        for key in keys
+        for name in QUANTITIES
+    ]
 
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
@@ -115,32 +126,25 @@ def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile |
     return is_alike and kind in ("auto", device.kind) and is_product
 
 
-def _installed() -> dict[str, str]:
-    with suppress(PackageNotFoundError):
-        return {"torch": version("torch")}
-    return {}
-
-
-def _show_memory(traced: Mapping[str, Any], plan: config.Plan, console: Console) -> None:
-    lines = [str(traced["reason"])] if "reason" in traced else []
+def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]:
+    if "reason" in traced:
+        yield str(traced["reason"])
     for point in traced["points"]:
         key = msgspec.convert(point["key"], Key)
         if "reason" in point:
-            lines.append(f"{label(key)}: {point['reason']}")
+            yield f"{label(key)}: {point['reason']}"
             continue
         parts = sorted(point["categories"].items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} {units.format_bytes(size)}" for name, size in parts)
-        lines.append(f"{label(key)}: peak {units.format_bytes(point['peak_bytes'])}")
-        lines.append(f"  {listed}")
-        lines += [f"  {text}" for text in _workspaces_text(point["workspaces"])]
+        yield f"{label(key)}: peak {units.format_bytes(point['peak_bytes'])}"
+        yield f"  {', '.join(f'{name} {units.format_bytes(size)}' for name, size in parts)}"
+        yield from (f"  {text}" for text in _workspaces_text(point["workspaces"]))
         if point["capacity_bytes"]:
-            lines.append(f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}")
+            yield f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}"
     predicted = [point for point in traced["points"] if "categories" in point]
     if any(_lacks_workspaces(point["workspaces"]) for point in predicted):
-        lines.append("without workspaces of cuDNN, which may be larger than all of it; records include them")
+        yield "without workspaces of cuDNN, which may be larger than all of it; records include them"
     if any(not point["capacity_bytes"] for point in predicted):
-        lines.append(f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits")
-    console.show_lines("memory, traced", lines)
+        yield f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits"
 
 
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
@@ -158,44 +162,25 @@ def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
     return workspaces is None or bool(workspaces["convolutions"] and not workspaces["known"])
 
 
-def _workspaces_text(workspaces: Mapping[str, Any] | None) -> list[str]:
-    """Return how many workspaces of convolutions are in a peak, and why the others are not."""
-    if not workspaces or not workspaces["convolutions"]:
-        return []
-    known, total, reason = (workspaces[name] for name in ("known", "convolutions", "reason"))
-    lines = []
-    if known:
+def _workspaces_text(workspaces: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield how many workspaces of convolutions are in a peak, and why the others are not."""
+    known, total, reason = ((workspaces or {}).get(name) for name in ("known", "convolutions", "reason"))
+    if known and total:
         others = "" if known == total else "; without those of the others, the peak is a lower bound"
         of = "all" if known == total else f"{known} of"
-        lines.append(f"with workspaces of cuDNN for {of} {total} convolutions, from {workspaces['device']}{others}")
-    if reason:
-        lines.append(f"workspaces of {units.counted(total - known, 'convolution')} not measured: {reason}")
-    return lines
+        yield f"with workspaces of cuDNN for {of} {total} convolutions, from {(workspaces or {})['device']}{others}"
+    if reason and total:
+        yield f"workspaces of {units.counted(total - (known or 0), 'convolution')} not measured: {reason}"
 
 
-def _show_answers(
-    answers: Sequence[tuple[Key, Mapping[str, Answer]]], folders: Sequence[Path], console: Console
-) -> None:
-    lines = []
-    for key, of_key in answers:
-        for quantity, answer in of_key.items():
-            name = "energy of a call in the loop" if quantity == "energy" else quantity
-            lines.append(f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}")
-    found = (item for _, of_key in answers for item in of_key.items())
-    known = {(name, one.predicted.source) for name, one in found if one.predicted.value}
-    if any(quantity == "memory" for quantity, _ in known):
-        lines.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
-    if any(quantity == "energy" for quantity, _ in known):
-        lines.append("energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out")
-    if any(source == MEASURED for _, source in known):
-        lines.append("a measured interval is that of its record, or of the calls of its only process")
-    console.show_lines(f"from records in {', '.join(map(str, folders))}", lines)
-    raised = dict.fromkeys(
-        (str(one), one.help) for _, of_key in answers for answer in of_key.values() for one in answer.diagnostics
-    )
-    for text, remedy in raised:
-        console.note(text)
-        console.note(f"  help: {remedy}")
+def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
+    for key, quantity, answer in found:
+        name = "energy of a call in the loop" if quantity == "energy" else quantity
+        yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
+    known = [one for one in found if one.answer.predicted.value]
+    yield from (note for quantity, note in _NOTES.items() if any(one.quantity == quantity for one in known))
+    if any(one.answer.predicted.source == MEASURED for one in known):
+        yield "a measured interval is that of its record, or of the calls of its only process"
 
 
 def answer_text(answer: Answer, unit: str) -> str:
@@ -219,29 +204,21 @@ def _formatted(value: float, unit: str, figures: int) -> str:
     return units.format_seconds(value, figures) if unit == "seconds" else f"{units.digits(value, figures)} J"
 
 
-def _as_json(answers: Sequence[tuple[Key, Mapping[str, Answer]]], traced: Mapping[str, Any] | None) -> dict[str, Any]:
-    points = [
-        {
-            "key": msgspec.to_builtins(key),
-            **{
-                quantity: {
-                    "source": answer.predicted.source,
-                    "value": answer.predicted.value.value if answer.predicted.value else None,
-                    "low": answer.predicted.value.low if answer.predicted.value else None,
-                    "high": answer.predicted.value.high if answer.predicted.value else None,
-                    "unit": QUANTITIES[quantity],
-                    "kind": answer.curve.kind if answer.curve else None,
-                    "nearest": answer.predicted.nearest,
-                    "reason": answer.predicted.reason,
-                    "record": str(answer.curve.folder) if answer.curve else None,
-                    "doubts": [one.code for one in answer.diagnostics],
-                }
-                for quantity, answer in of_key.items()
-            },
+def _document(found: Sequence[_Prediction], traced: Mapping[str, Any] | None) -> dict[str, Any]:
+    points: dict[Key, dict[str, Any]] = {}
+    for key, quantity, answer in found:
+        value, curve = answer.predicted.value, answer.curve
+        points.setdefault(key, {"key": msgspec.to_builtins(key)})[quantity] = {
+            "source": answer.predicted.source,
+            **{name: getattr(value, name, None) for name in ("value", "low", "high")},
+            "unit": QUANTITIES[quantity],
+            "kind": curve.kind if curve else None,
+            "nearest": answer.predicted.nearest,
+            "reason": answer.predicted.reason,
+            "record": str(curve.folder) if curve else None,
+            "doubts": [one.code for one in answer.diagnostics],
         }
-        for key, of_key in answers
-    ]
-    return {"points": points, **({"memory": traced} if traced is not None else {})}
+    return {"points": list(points.values()), **({"memory": traced} if traced is not None else {})}
 
 
 def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
@@ -254,10 +231,5 @@ def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
             f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes of one kind: measure at "
             "least six (experiment=quick)."
         )
-    if as_json:
-        echo(json.dumps({table.quantity: table.as_json() for table in tables}, indent=1))
-        return
-    console = Console()
-    for table in tables:
-        console.show_grid(table.title, table.methods())
-        console.show_grid("worst curves first", table.worst())
+    grids = ((Section(table.title, table.methods()), Section("worst curves first", table.worst())) for table in tables)
+    emit({table.quantity: table.as_json() for table in tables}, chain.from_iterable(grids), as_json=as_json)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import ConfigDir, app, emit
+from perfexp.commands.app import ConfigDir, Json, app, command_line, emit
 from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
 from perfexp.orchestration import worker_query
@@ -42,14 +42,14 @@ def selfcheck(
     processes: Annotated[
         int, typer.Option(metavar="N", min=3, help="Fresh processes, each of which measures every point.")
     ] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the run's own report goes to stderr.")] = False,
+    as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Measure one plan in several processes and show how much they differ: the smallest difference that counts here.
 
     Each process is an ordinary replicate of one run. Its figures refine what is known of this device before the next
     run, which `perfexp doctor` shows. With output_dir=DIR of an earlier selfcheck, the same command measures only what
-    is missing there. The exit code is 1 where a measurement failed.
+    is missing there. With --json the run's own report goes to stderr. The exit code is 1 where a measurement failed.
 
     Example: perfexp selfcheck --processes 10 model=resnet18
     """
@@ -79,7 +79,7 @@ def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: P
         UserError: a run would refuse it before it begins, or the command sets one of the keys.
     """
     given = given_keys(overrides, _SET_BY)
-    arguments = [f"--config-dir={config_dir}"] if config_dir else []
+    arguments = command_line((), config_dir)
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]

@@ -72,7 +72,6 @@ Machine = Annotated[
         help="Machine of the named baseline as `perfexp baseline list` shows it, such as where host names are random.",
     ),
 ]
-Uri = Annotated[str | None, typer.Option(help="Tracking store of mlflow:RUN_ID; by default outputs/mlflow.db here.")]
 
 
 def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | None) -> Settings:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, Json, app, echo, emit, one_of, options
+from perfexp.commands.app import LARGEST, MIXED, RECORD, Json, app, echo, emit, one_of, options
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
@@ -33,7 +33,7 @@ def speed(
     gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")] = None,
     run_mode: Annotated[
-        str | None, typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number.")
+        Mode | None, typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
@@ -51,8 +51,6 @@ def speed(
 
     Example: perfexp speed work_dirs/fastscnn/20261128_100000.log --batch-size 4
     """
-    if run_mode not in (None, *RUN_MODES):
-        raise UserError(f"--run-mode {run_mode!r}: give sp for one GPU or mp for several.")
     if model is not None and not model.strip():
         raise UserError("--model is empty.")
     if precision is not None:
@@ -61,10 +59,10 @@ def speed(
     if out.exists():
         placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
-    mode, written, exit_code = Mode(run_mode) if run_mode else None, dict[Path, Speed](), 0
+    written, exit_code = dict[Path, Speed](), 0
     for place in places:
         try:
-            for training in _found(place, facts, mode, skip):
+            for training in _found(place, facts, run_mode, skip):
                 written[_write(training, out, written, places)] = training
         except UserError as error:
             echo(f"error: {error}", err=True)

@@ -229,8 +229,8 @@ def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator
     for child, place in run_folders(sweep, folder) if numbers else ():
         if child.error and child.job not in numbers and place.absolute() not in begun:  # its configuration is wrong
             first = sweep.planned[0].options
-            own = {group: child.axes.get(group, name) for group, name in first.items()}
-            yield _waiting(place, own, child.error)
+            own = {axis.removesuffix(".name"): value for axis, value in child.axes.items()}
+            yield _waiting(place, {group: own.get(group, name) for group, name in first.items()}, child.error)
 
 
 def _waiting(folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None) -> Run:

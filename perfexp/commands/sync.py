@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Json, app, echo, emit
+from perfexp.commands.app import RECORD, SWEEP, Json, Uri, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.folders import below
 from perfexp.records.record import Record
@@ -20,7 +20,7 @@ from perfexp.tracking.mlflow_sink import MlflowSink
 @app.command()
 def sync(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
-    uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
+    uri: Uri = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
     as_json: Json = False,
 ) -> None:

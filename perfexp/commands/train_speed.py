@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +10,14 @@ import typer
 
 from perfexp.cli.composition import compose
 from perfexp.cli.flags import DRY_RUN
-from perfexp.commands.app import LARGEST, MIXED, RUN_MODES, ConfigDir, app, echo, one_of, options
+from perfexp.commands.app import LARGEST, MIXED, ConfigDir, app, command_line, echo
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import worker_query
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
+from perfexp.plan.override_keys import key_of
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed, placing
@@ -36,16 +36,21 @@ _SET_BY = {
 _INPUT_SIZE = "512x1024"
 
 
-@app.command(
-    "train-speed", context_settings={"ignore_unknown_options": True}
-)  # -1 is a number to refuse, not an option
+# -1 is a number to refuse, not an option
+@app.command("train-speed", context_settings={"ignore_unknown_options": True})
 def train_speed(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
-    run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
+    run_mode: Annotated[Mode, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
     precision: Annotated[str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")],
-    batch_size: Annotated[str, typer.Argument(metavar="BATCH_SIZE", help="Images per GPU and step.")],
-    iterations: Annotated[str, typer.Argument(metavar="ITERATIONS", help="Timed steps after the warm-up.")],
-    workers: Annotated[str, typer.Argument(metavar="WORKERS", help="Processes that load data, per GPU.")],
+    batch_size: Annotated[
+        int, typer.Argument(metavar="BATCH_SIZE", min=1, max=LARGEST, help="Images per GPU and step.")
+    ],
+    iterations: Annotated[
+        int, typer.Argument(metavar="ITERATIONS", min=1, max=LARGEST, help="Timed steps after the warm-up.")
+    ],
+    workers: Annotated[
+        int, typer.Argument(metavar="WORKERS", min=0, max=LARGEST, help="Processes that load data, per GPU.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -66,15 +71,15 @@ def train_speed(
     arguments, plan = settle(
         overrides or (),
         config_dir,
-        model=one_of("model", model, options("model", config_dir)),
-        run_mode=one_of("run mode", run_mode, RUN_MODES),
-        precision=_precision(precision, config_dir),
-        batch_size=_number("BATCH_SIZE", batch_size, least=1),
-        iterations=_number("ITERATIONS", iterations, least=1),
-        workers=_number("WORKERS", workers, least=0),
+        model=model,
+        run_mode=run_mode,
+        precision=MIXED.get(precision, precision),
+        batch_size=batch_size,
+        iterations=iterations,
+        workers=workers,
     )
     _check_speed_file(plan)
-    for note in _notes(overrides or (), precision, int(workers), plan):
+    for note in _notes(overrides or (), precision, workers, plan):
         echo(note)
     code, folder = run_plan([*arguments, *([DRY_RUN] if dry_run else [])], plan)
     if dry_run:
@@ -94,13 +99,8 @@ def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str,
 
     Raises `UserError` if a word is not an override, or its key is one of those.
     """
-    overrides = arguments_of_today(overrides)
-    for text in overrides:
-        if "=" not in text:
-            raise UserError(
-                f"'{text}' is not an override of the configuration; give KEY=VALUE, such as data=cityscapes."
-            )
-    values = {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in overrides}
+    words = command_line(arguments_of_today(overrides), None)
+    values = {key_of(text): text.partition("=")[2] for text in words}
     for key in values:
         if key in set_by:
             raise UserError(f"'{key}' is set by {set_by[key]}; leave it out.")
@@ -112,7 +112,7 @@ def settle(
     config_dir: Path | None,
     *,
     model: str,
-    run_mode: str,
+    run_mode: Mode,
     precision: str,
     batch_size: int,
     iterations: int,
@@ -123,9 +123,9 @@ def settle(
     wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
     wanted |= {"stopping": "fixed", "stopping.measure": iterations, "input_size": _INPUT_SIZE}
     wanted["speed_dir"] = placing.default_folder()
-    arguments = [f"--config-dir={config_dir}"] if config_dir else []
-    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
-    arguments += [*overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
+    usual = [f"{key}={value}" for key, value in wanted.items() if key not in given]
+    # an experiment file may request a sweep
+    arguments = command_line([*usual, *overrides, "hydra.mode=RUN"], config_dir)
     # the data and the device decide which further keys exist
     plain = compose(arguments)
     arguments += [f"data.workers={workers}"] if "workers" in plain["data"] else []
@@ -134,10 +134,10 @@ def settle(
     return arguments, config.typed(compose(arguments))
 
 
-def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
-    """Number of GPUs of a run mode (`sp` or `mp`), None where the device has no such number; raises `UserError`."""
+def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
+    """Number of GPUs of a run mode, None where the device has no such number; raises `UserError`."""
     count, name = gpu.get("count"), gpu["name"]
-    if run_mode == "sp":
+    if run_mode is Mode.sp:
         if said and count != 1:
             raise UserError(f"sp is one GPU, but gpu.count={count}; use mp, or leave gpu.count out.")
         return None if count is None else 1
@@ -160,8 +160,6 @@ def _check_speed_file(plan: Plan) -> None:
     """Raise `UserError` before the training if its speed file cannot be written."""
     if not plan.speed_dir:
         return
-    folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
-    placing.refuse_no_folder(folder, remedy)
     count, keys = int(plan.gpu.get("count") or 1), plan.timed_keys()
     if len(keys) == 1:  # names of several depend on their record
         speed = Speed(
@@ -173,7 +171,8 @@ def _check_speed_file(plan: Plan) -> None:
             precision=keys[0].precision,
             failed=True,
         )
-        placing.refuse_foreign(folder / speed.file_name, f"Move it away, or {remedy}")
+        file = Path(plan.speed_dir).expanduser() / speed.file_name
+        placing.refuse_foreign(file, "Move it away, or choose another folder with speed_dir=DIR.")
 
 
 def _notes(overrides: Sequence[str], precision: str, workers: int, plan: Plan) -> Iterator[str]:
@@ -198,14 +197,3 @@ def _print_speed(folder: Path) -> int:
         is_there = path is not None and wanted in (None, path.parent.resolve())
         went_wrong |= speed.failed or not is_there
     return int(went_wrong)
-
-
-def _precision(name: str, config_dir: Path | None) -> str:
-    return MIXED.get(name) or one_of("precision", name, [*options("precision", config_dir), *MIXED])
-
-
-def _number(what: str, text: str, *, least: int) -> int:
-    number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
-    if not least <= number <= LARGEST:
-        raise UserError(f"{what} is a whole number from {least} to {LARGEST}, not '{text}'.")
-    return number

@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from perfexp.commands.app import app, echo
+from perfexp.commands.app import Uri, app, echo
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
@@ -41,9 +41,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @app.command()
 def ui(
-    uri: Annotated[
-        str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db of this folder.")
-    ] = None,
+    uri: Uri = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = store.PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")

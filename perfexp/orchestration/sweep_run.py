@@ -160,16 +160,16 @@ class SweepRun:
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
         """Enter the runs that are going to be measured, before the first of them begins."""
-        self.sweep.planned = [self._planned(one, one.sweep.job) for one in assignments if one.sweep is not None]
+        self.sweep.planned = [self._planned(one, one.sweep) for one in assignments if one.sweep is not None]
         self._write()
 
-    def _planned(self, assignment: Assignment, job: int) -> PlannedRun:
+    def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
         plan, about = assignment.plan, subject(assignment.plain)
         keys = plan.keys()
         return PlannedRun(
-            job=job,
+            job=membership.job,
             directory=_relative(assignment.folder, self.paths.root),
-            overrides=assignment.plain["command"],
+            overrides=[f"{axis}={value}" for axis, value in membership.axes.items()],
             options={name: getattr(about, name) for name in _OPTIONS} | {"gpu": plan.gpu_name},
             points=dict(points_by_kind(keys)),
             seconds=assignment.seconds(keys),

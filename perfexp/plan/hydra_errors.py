@@ -45,13 +45,16 @@ OF_TORCH = {
     **dict.fromkeys(("tensorfloat32", "high"), ("tf32",)),
     "highest": ("fp32",),
 }
-#: OmegaConf's errors for a value of another type, each with the right kind; the last one names the values itself.
-_TYPES = {
-    r"Value '(.*)' of type .* could not be converted to Float": "a number",
-    r"Value '(.*)' of type .* could not be converted to Integer": "an integer",
-    r"Value '(.*)' is not a valid bool": "true or false",
-    r"Invalid value '(.*)', expected one of \[(.*)\]": "",
+#: OmegaConf's errors for a value of another type, each with the answer to it.
+_WRONG = {
+    r"Value '(.*)' of type .* could not be converted to Float": "{key}={0}: set a number.",
+    r"Value '(.*)' of type .* could not be converted to Integer": "{key}={0}: set an integer.",
+    r"Value '(.*)' is not a valid bool": "{key}={0}: set true or false.",
+    r"Cannot convert '(.*)' to string": "{key}: set a text, not a {0}.",
+    r"[Ff]ield '.*' is not Optional": "{key}=null: set a value.",
+    r"Invalid type assigned: \w+ is not a subclass": "{key}: set {key}.KEY=VALUE; perfexp help {key} lists its keys.",
 }
+_NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 #: Errors in the user's command line or configuration files.
 FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 
@@ -88,12 +91,11 @@ def user_error(error: BaseException) -> UserError:
 
 def _wrong_value(key: str, text: str) -> str:
     """Return OmegaConf's error for the value of a key with the remedy."""
-    for pattern, kind in _TYPES.items():
+    if match := _NO_MEMBER.match(text):
+        return f"{key}={match[1]}: {did_you_mean(match[1], match[2].split(', '))}"
+    for pattern, answer in _WRONG.items():
         if match := re.match(pattern, text):
-            value, *listed = match.groups()
-            names = listed[0].split(", ") if listed else []
-            hint = did_you_mean(value, names) if names else f"set {kind}."
-            return f"{key}={value}: {hint}"
+            return answer.format(*match.groups(), key=key)
     return f"{key}: {text}."
 
 

@@ -48,7 +48,7 @@ class PlannedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         job: number of the run in the sweep, from 0.
         directory: folder of the run, relative to that of the sweep.
-        overrides: overrides of the run as typed.
+        overrides: overrides that vary, with this run's values.
         options: names of its model, algorithm, mode, precision and gpu.
         points: numbers of its points by kind: timed ones, first predictions, layers, profiles.
         seconds: estimated time of measuring all of them; None if the settings do not limit it.
@@ -69,7 +69,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
         jobs: planned number of runs; None if unknown.
-        axes: values of the overrides that vary; in sweeps of earlier versions.
+        axes: entry of sweeps of earlier versions that is not read.
         planned: the runs in their order, except those that were refused; empty where each run is chosen by the figures
             of earlier ones, and in sweeps of earlier versions.
         store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
@@ -83,7 +83,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ended: str | None = None
     command: list[str] = []
     jobs: Count | None = None
-    axes: dict[str, list[str]] = {}
+    axes: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
     planned: list[PlannedRun] = []
     children: list[SweepChild] = []
     store: str | None = None

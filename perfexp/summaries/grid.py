@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -77,6 +77,12 @@ class Grid:
 
     columns: Sequence[Column]
     notes: Sequence[str] = ()
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, str]], *, figures: Collection[str] = ()) -> Self:
+        """Return a table of rows with cells by title; columns are prose unless they are named as figures."""
+        titles = rows[0] if rows else ()
+        return cls([Column(title, [row[title] for row in rows], prose=title not in figures) for title in titles])
 
     @property
     def least_width(self) -> int:

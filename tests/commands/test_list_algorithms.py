@@ -302,7 +302,7 @@ def test_a_precision_that_the_device_lacks_is_told(here, capsys):
         (["model=resnet18", "algorithm=default", "algorithm.workspace=1"], "no key 'workspace'"),
         (["model=resnet18", "model._target_=os.system"], "_target_"),
         (["model=resnet18", "batch_size=0"], "batch_size"),
-        (["resnet18"], "set key=value"),
+        (["resnet18"], "set KEY=VALUE"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(capsys, overrides, told):

@@ -56,6 +56,7 @@ def test_runs_are_chosen_by_age_and_by_the_values_of_their_plans(three, capsys, 
     ("words", "told"),
     [
         (["--since", "soon"], "--since 'soon' is not an age"),
+        (["--since", ""], "--since '' is not an age"),
         (["modle=vgg16"], "No plan has the key 'modle'. Did you mean mode or model?"),
         (["other"], "list runs reads one folder: leave out other"),
     ],

@@ -122,7 +122,7 @@ def test_in_a_runs_own_folder_the_manifest_knows_the_file(make_record, leave_run
         (["empty"], "There is no record.json in or below empty"),
         (["inference"], "inference holds no training"),
         (["inference", "--gpus", "2"], "options are for logs"),
-        (["log", "--run-mode", "dp"], "give sp for one GPU or mp for several"),
+        (["log", "--run-mode", "dp"], "'dp' is not one of 'sp', 'mp'"),
         (["log", "--out", "log"], "log is not a folder"),
         (["log", "--model", " "], "--model is empty"),
         (["fastscnn_sp_bs2_fp32_1_speed", *GIVEN], "is an input file"),

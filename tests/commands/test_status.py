@@ -419,6 +419,17 @@ def test_planned_runs_with_folders_that_cannot_be_are_refused(tmp_path, capsys, 
     assert "is not a perfexp sweep" in capsys.readouterr().err
 
 
+def test_a_run_that_its_configuration_refused_is_in_the_row_of_its_model(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path / "s", ("alexnet", "default"), plan=plan)
+    sweep = Sweep.load(tmp_path / "s")
+    axes = {"model.name": "vgg16", "batch_size": "0"}
+    why = "batch_size=0 is not a batch size"
+    sweep.children += [SweepChild(job=1, name="v", directory="1_vgg16_0", status=Status.FAILED, axes=axes, error=why)]
+    (tmp_path / "s" / "sweep.json").write_bytes(sweep.to_json())
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "  vgg16    1 run refused\nnot measured\n  run 1 v: failed: batch_size=0 is not" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(tmp_path, monkeypatch, processes):
     seen = []
@@ -436,7 +447,7 @@ def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(t
     assert first.options == {
         "model": "fake", "algorithm": "default", "mode": "inference", "precision": "torch", "gpu": "fake"
     }  # fmt: skip
-    assert "batch_size=1" in first.overrides
+    assert [first.overrides, second.overrides] == [["batch_size=1"], ["batch_size=[1,2,4]"]]
 
 
 def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):

@@ -190,20 +190,20 @@ def a_repository_that_runs_programs(place):
 _OF_RUN = {
     "run.log": ("status", "clean"),
     "points.jsonl": ("status",),
-    "record.json": ("show", "status", "export", "compare", "sync", "clean", "reproduce"),
-    "plan.yaml": ("show", "status", "clean", "reproduce"),
+    "record.json": ("show", "list", "status", "export", "compare", "sync", "clean", "reproduce"),
+    "plan.yaml": ("show", "list", "status", "clean", "reproduce"),
     "expected.json": ("status",),
     "environment.json": (),
     "manifest.json": ("clean",),
     "report.md": ("sync",),
 }
 _OF_SWEEP = {
-    "sweep.json": ("show", "status", "export", "compare", "sync", "clean"),
+    "sweep.json": ("show", "list", "status", "export", "compare", "sync", "clean"),
     "sweep.csv": ("sync",),
     "multirun.yaml": ("status",),
     "sweep.lock": ("clean",),
     "manifest.json": ("clean",),
-    "0_1": ("show", "status", "export", "compare", "sync"),
+    "0_1": ("show", "list", "status", "export", "compare", "sync"),
 }
 
 

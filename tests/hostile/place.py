@@ -33,6 +33,7 @@ def commands(folder, out):
     return [
         ["show", str(folder)],
         ["status", str(folder)],
+        ["list", "runs", str(folder)],
         ["export", str(folder), "--samples", "--layers", "--force", "--out", str(out / "table")],
         ["compare", str(folder.parent / "run"), str(folder.parent / "sweep")],
         ["sync", str(folder)],
