@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.cityscapes_folder import CLASSES, MADE, Pair, find_pairs, read_mask, train_ids
+from perfexp.data.cityscapes_folder import CLASSES, Pair, find_pairs, read_mask, train_ids
 from perfexp.data.image_files import read_image
 from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples, to_tensor
+from perfexp.data.made import MADE
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.models import Session
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfexp.data.image_files import decoding, read_image
+from perfexp.data.made import MADE
 from perfexp.errors import UserError
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
@@ -86,8 +87,6 @@ WHERE = (
     "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
     "perfexp make-data makes a small set to try out."
 )
-#: File that marks a data set made by `perfexp make-data`.
-MADE = "made.json"
 
 
 @dataclass(frozen=True)

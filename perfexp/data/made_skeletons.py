@@ -6,17 +6,12 @@ movements, and in whether they sit; every repetition differs in time and range, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfexp.data.cityscapes_folder import MADE
-from perfexp.data.made_streets import refuse_filled
-from perfexp.errors import UserError
-from perfexp.host.files import write_atomically
+from perfexp.data.made import Recipe
 
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -67,37 +62,35 @@ _GESTURES = (
 )
 
 
-def make(root: Path, *, subjects: int, repetitions: int, seed: int, progress: Callable[[str], None]) -> int:
-    """Write the data set into an empty or new folder and return the number of its files; raises `UserError`.
+def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
+    """Text files of every gesture by a number of subjects, each repeated."""
+    count = subjects * len(_GESTURES) * repetitions
+    return Recipe(
+        about={
+            "made_by": "perfexp make-data skeletons",
+            "labels": "The gesture that a skeleton of simple geometry does.",
+            "seed": seed,
+            "subjects": subjects,
+            "repetitions": repetitions,
+        },
+        files=_files(subjects, repetitions, seed),
+        count=count,
+        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of IntelliRehabDS",
+        remark="It stands in for IntelliRehabDS, and its accuracies are its own.",
+        command="python -m perfexp experiment=full_benchmark model=clip_gesture data=skeletons",
+    )
 
-    Args:
-        subjects: number of subjects, who each do every gesture.
-        repetitions: repetitions of a gesture by a subject.
-    """
-    refuse_filled(root)
-    about = {
-        "made_by": "perfexp make-data skeletons",
-        "labels": "The gesture that a skeleton of simple geometry does.",
-        "seed": seed,
-        "subjects": subjects,
-        "repetitions": repetitions,
-    }
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / MADE, json.dumps(about, indent=1).encode() + b"\n")
-        for number in range(subjects):
-            progress(f"subject {number + 1} of {subjects}")
-            random = np.random.default_rng([seed, number])
-            position, body = _POSITIONS[number % len(_POSITIONS)], _Body.of(random)
-            for gesture in range(len(_GESTURES)):
-                for repetition in range(1, repetitions + 1):
-                    frames = body.move(gesture, random, sits=position == "chair")
-                    lines = (",".join(f"{value:.4f}" for value in frame) for frame in frames)
-                    name = f"{101 + number}_18_{gesture}_{repetition}_1_{position}.txt"
-                    write_atomically(root / name, ("\n".join(lines) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
-    return subjects * len(_GESTURES) * repetitions
+
+def _files(subjects: int, repetitions: int, seed: int) -> Iterator[tuple[str, bytes]]:
+    for number in range(subjects):
+        random = np.random.default_rng([seed, number])
+        position, body = _POSITIONS[number % len(_POSITIONS)], _Body.of(random)
+        for gesture in range(len(_GESTURES)):
+            for repetition in range(1, repetitions + 1):
+                frames = body.move(gesture, random, sits=position == "chair")
+                lines = (",".join(f"{value:.4f}" for value in frame) for frame in frames)
+                name = f"{101 + number}_18_{gesture}_{repetition}_1_{position}.txt"
+                yield name, ("\n".join(lines) + "\n").encode()
 
 
 class _Body(NamedTuple):

@@ -417,8 +417,8 @@ def test_what_a_model_is_compiled_for_compiles_its_training_batches(
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Cifar:
     root = tmp_path_factory.mktemp("shapes") / "made"
-    counts = {"train": 1500, "test": 400}
-    made_shapes.make(root, photographs=None, counts=counts, classes=10, seed=0, progress=lambda text: None)
+    recipe = made_shapes.cifar(photographs=None, train=1500, test=400, classes=10, seed=0)
+    recipe.write(root, lambda text: None)
     return Cifar(root=str(root), pipeline=Pipeline.device)
 
 
