@@ -10,7 +10,7 @@ import torch
 
 from perfexp.data import Batches, cifar_archive, cifar_files
 from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
-from perfexp.data.loading import Loading, Order, Preparation, Samples
+from perfexp.data.loading import Loading, Samples, StoredSamples
 from perfexp.devices import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -77,24 +77,24 @@ class Cifar(Loading):
                     seed=seed,
                 )
             )
-        preparation = Prepared(pixels, labels, Augmentation(*self._mean_and_std, _SIZE), training=training)
-        order = Order(len(labels), seed if training else None)
-        return self.batches(Samples(range(len(labels)), preparation), session, batch_size, training, seed, order)
+        return super().open(session=session, input_size=input_size, batch_size=batch_size, training=training, seed=seed)
+
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+        augmentation = Augmentation(*self._mean_and_std, _SIZE)
+        return _Augmented(self._train if training else self._test, augmentation, training=training)
 
 
-class Prepared(Preparation):
-    """Preparation of whole batches in a worker process, by torch's generator."""
+class _Augmented(StoredSamples):
+    """Samples that are cropped and mirrored by the batch, by torch's generator."""
 
     def __init__(
-        self, pixels: torch.Tensor, labels: torch.Tensor, augmentation: Augmentation, *, training: bool
+        self, stored: tuple[torch.Tensor, torch.Tensor], augmentation: Augmentation, *, training: bool
     ) -> None:
-        self._pixels, self._labels, self._augmentation, self._training = pixels, labels, augmentation, training
+        super().__init__(*stored)
+        self._augmentation, self._training = augmentation, training
 
-    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._pixels[number], self._labels[number]
-
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        pixels, labels = super().collate(samples)
+    def join(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        pixels, labels = super().join(samples)
         if self._training:
             draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
             pixels = self._augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)

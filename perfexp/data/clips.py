@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from perfexp.data.image_files import EXTENSIONS, find_images, read_image, visible_entries
 from perfexp.data.images import centre_crop
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
+from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -45,21 +44,20 @@ class Clips(Loading):
         self.num_classes: int | None = None
         self.num_samples: int | None = len(self._clips)
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
-        return self.batches(Samples(self._clips, _Frames(input_size)), session, batch_size, training, seed)
+        return _Frames(self._clips, input_size)
 
 
-class _Frames(Preparation):
-    def __init__(self, size: tuple[int, int]) -> None:
+class _Frames(Samples):
+    def __init__(self, clips: Sequence[Sequence[Path]], size: tuple[int, int]) -> None:
+        super().__init__(clips)
         self._size = size
 
-    def __call__(self, clip: Sequence[Path]) -> tuple[torch.Tensor, None]:
+    def prepare(self, item: Sequence[Path]) -> tuple[torch.Tensor, None]:
         """Float32 (3, frames, height, width), normalized."""
-        return torch.stack([to_tensor(centre_crop(read_image(file), self._size)) for file in clip], dim=1), None
+        return torch.stack([to_tensor(centre_crop(read_image(file), self._size)) for file in item], dim=1), None
 
 
 def _videos(root: Path) -> list[list[Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from perfexp.data.image_files import Split, find_split, read_image
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
+from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -46,24 +46,22 @@ class Images(Loading):
         self.num_samples: int | None = len(self._train.items)
         self.held_out = self._val is not self._train
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
                 f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        samples = Samples(items, _Crops(input_size, training=training))
-        return self.batches(samples, session, batch_size, training, seed)
+        return _Crops(items, input_size, training=training)
 
 
-class _Crops(Preparation):
-    def __init__(self, size: tuple[int, int], *, training: bool) -> None:
+class _Crops(Samples):
+    def __init__(self, items: Sequence[tuple[Path, int | None]], size: tuple[int, int], *, training: bool) -> None:
+        super().__init__(items)
         self._size, self._crop = size, random_crop if training else centre_crop
 
-    def __call__(self, item: tuple[Path, int | None]) -> tuple[torch.Tensor, Any]:
+    def prepare(self, item: tuple[Path, int | None]) -> tuple[torch.Tensor, Any]:
         file, label = item
         image = to_tensor(self._crop(read_image(file), self._size))
         return image, None if label is None else torch.tensor(label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from perfexp.data import skeleton_files
-from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples
+from perfexp.data.loading import Loading, Samples, StoredSamples
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -60,19 +59,14 @@ class Skeletons(Loading):
         self.num_samples: int | None = len(self._train)
         self._standardized = cache(self._standardized_in)
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(
                 f"These skeletons have {self._columns} columns per frame, not {columns}: set "
                 f"input_size=FRAMESx{self._columns}, for example 20x{self._columns}."
             )
-        inputs, labels = self._standardized(frames, training)
-        order = Order(len(labels), seed if training else None)
-        samples = Samples(range(len(labels)), Movements(inputs, labels))
-        return self.batches(samples, session, batch_size, training, seed, order)
+        return StoredSamples(*self._standardized(frames, training))
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Movements in a number of frames, and their labels, of one side of the split."""
@@ -85,13 +79,3 @@ class Skeletons(Loading):
 
     def _resampled(self, numbers: Sequence[int], frames: int) -> skeleton_files.Frames:
         return np.stack([skeleton_files.resampled(self._repetitions[number].frames, frames) for number in numbers])
-
-
-class Movements(Preparation):
-    """Preparation of movements that are standardized already."""
-
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        self._inputs, self._labels = inputs, labels
-
-    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inputs[number], self._labels[number]
