@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from perfexp.data import Batches, cifar_archive, cifar_files
+from perfexp.data import Batches, cifar_files
 from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
 from perfexp.data.loading import Loading, Samples, StoredSamples
 from perfexp.devices import Pipeline
@@ -50,7 +50,7 @@ class Cifar(Loading):
         folder, self.pipeline = Path(self.root).expanduser(), Pipeline(self.pipeline)  # a plan has its name
         self.workers = self.workers if self.pipeline is Pipeline.loader else 0
         if self.download:
-            cifar_archive.ensure(folder, self.classes)
+            cifar_files.download(folder, self.classes)
         contents = cifar_files.read(folder, self.classes)
         self.num_classes: int | None = len(contents.classes)
         self.num_samples: int | None = len(contents.train.labels)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from perfexp.data.image_files import EXTENSIONS, find_images, read_image, visible_entries
+from perfexp.data.image_files import LOOKED_FOR, find_images, folder_of, listing, read_image, visible_entries
 from perfexp.data.images import centre_crop
 from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.errors import UserError
@@ -40,7 +40,7 @@ class Clips(Loading):
         super().__post_init__()
         if self.frames < 1:
             raise UserError(f"data.frames={self.frames}: set 1 or more.")
-        self._clips = [clip for video in _videos(Path(self.root).expanduser()) for clip in _cut(video, self.frames)]
+        self._clips = [clip for video in _videos(folder_of(self.root, "frames")) for clip in _cut(video, self.frames)]
         self.num_classes: int | None = None
         self.num_samples: int | None = len(self._clips)
 
@@ -62,15 +62,11 @@ class _Frames(Samples):
 
 def _videos(root: Path) -> list[list[Path]]:
     """The frames of each video, by name."""
-    if not root.is_dir():
-        raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the frames.")
-    try:
+    with listing():
         folders = sorted(Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()) or [root]
         videos = [sorted(find_images(folder, root)) for folder in folders]
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
     if not any(videos):
-        raise UserError(f"There are no frames in {root}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
+        raise UserError(f"There are no frames in {root}. {LOOKED_FOR}")
     return [video for video in videos if video]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.image_files import Split, find_split, read_image
+from perfexp.data.image_files import Split, find_split, folder_of, listing, read_image
 from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -39,7 +39,8 @@ class Images(Loading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._root = Path(self.root).expanduser()
+        trial = "perfexp make-data images DIR makes a small set to try out."
+        self._root = folder_of(self.root, "images", trial)
         self._train, self._val = _find_splits(self._root)
         self.labelled = bool(self._train.classes)
         self.num_classes = len(self._train.classes) or None
@@ -85,18 +86,11 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
-    if not root.is_dir():
-        raise UserError(
-            f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images. "
-            "perfexp make-data images DIR makes a small set to try out."
-        )
-    try:
+    with listing():
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             split = find_split(root, root)
             return split, split
         train, val = find_split(root / "train", root), find_split(root / "val", root)
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from perfexp.data.image_files import EXTENSIONS, read_image
+from perfexp.data.image_files import EXTENSIONS, LOOKED_FOR, read_image
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 
@@ -74,7 +74,7 @@ def photographs_in(folder: Path | None) -> list[Photograph]:
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS and file.is_file())
     if not files:
-        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
+        raise UserError(f"There are no photographs in {folder}. {LOOKED_FOR}")
     return [(file.name, read_image(file)) for file in files]
 
 

@@ -44,13 +44,14 @@ SHAPES: dict[str, Callable[[_Grid, _Grid], Any]] = {
 
 def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed: int) -> Recipe:
     """Images of 32 × 32 pixels in the binary format of CIFAR-10; see `folder` for the arguments."""
-    style, sources, names = FORMATS[10][0], photographs_in(photographs), list(SHAPES)[:classes]
-    if train < len(style.train):
-        raise UserError(f"--train {train}: at least {len(style.train)}, one for each file of CIFAR-10.")
+    sources, names = photographs_in(photographs), list(SHAPES)[:classes]
+    *training, evaluation, meta = FORMATS[10][0].files
+    if train < len(training):
+        raise UserError(f"--train {train}: at least {len(training)}, one for each file of CIFAR-10.")
 
     def files() -> Iterator[tuple[str, bytes]]:
-        yield style.names[0], "\n".join([*names, ""]).encode()
-        for number, (split, count) in enumerate(((style.train, train), ((style.test,), test))):
+        yield meta, "\n".join([*names, ""]).encode()
+        for number, (split, count) in enumerate(((training, train), ([evaluation], test))):
             records = _records([image for _, image in sources], count, names, np.random.default_rng([seed, number]))
             for index, file in enumerate(split):
                 yield file, records[index :: len(split)].tobytes()
@@ -58,7 +59,7 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
     return Recipe(
         about=_about("cifar10", seed, {"train": train, "test": test}, sources),
         files=files(),
-        count=len(style.files),
+        count=len(training) + 2,
         contents=f"{train} images of training and {test} of evaluation, {classes} classes, in CIFAR-10's format",
         remark="It stands in for CIFAR-10, and its accuracies are its own.",
         command="python -m perfexp experiment=cifar10 epochs=5",

@@ -31,18 +31,18 @@ def fields(style: Format, file: str) -> dict[str, Any]:
     """The dictionary of a pickled file, as published."""
     pixels, labels = images(style, file)
     rest = {"batch_label": f"part {file}", "filenames": [f"{number}.png" for number in range(COUNT)]}
-    return {"data": pixels.reshape(COUNT, -1), style.labels: labels, **rest}
+    return {"data": pixels.reshape(COUNT, -1), style.keys[0]: labels, **rest}
 
 
 def content(style: Format, file: str) -> bytes:
     names = [
-        f"class {number}" if style.labels else f"class-{number}"
+        f"class {number}" if style.published else f"class-{number}"
         for number in range(100 if "100" in style.folder else 10)
     ]
-    if file == style.names[0]:
+    if file == style.files[-1]:
         if style.label_bytes:
             return "\n".join([*names, "", ""]).encode()
-        return pickle.dumps({"num_vis": 3072, style.names[1]: names}, 2)
+        return pickle.dumps({"num_vis": 3072, style.keys[1]: names}, 2)
     if not style.label_bytes:
         return pickle.dumps(fields(style, file), 2)
     pixels, labels = images(style, file)
@@ -80,4 +80,4 @@ def python2(style: Format, file: str) -> bytes:
         b"(K\x03" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + text(pixels.tobytes()) + b"tb"
     )
     listed = b"]q\x07(" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    return b"\x80\x02}q\x01(" + text("data") + array + text(style.labels) + listed + b"u."
+    return b"\x80\x02}q\x01(" + text("data") + array + text(style.keys[0]) + listed + b"u."

@@ -66,7 +66,7 @@ def test_each_format_gives_its_images_and_labels(
     folder = cifar_folders.write(tmp_path, style)
     cifar_folders.publish(monkeypatch, style, folder)
     contents = read(folder if inside else tmp_path, classes_of(style))
-    for part, files in ((contents.train, style.train), (contents.test, (style.test,))):
+    for part, files in ((contents.train, style.files[:-2]), (contents.test, style.files[-2:-1])):
         pixels, labels = zip(*(cifar_folders.images(style, file) for file in files), strict=True)
         np.testing.assert_array_equal(part.pixels, np.concatenate(pixels))
         assert part.labels.tolist() == [label for listed in labels for label in listed]
@@ -94,11 +94,11 @@ def test_the_classes_are_those_that_the_files_name(root: Path) -> None:
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.folder)
 def test_a_missing_file_is_named_with_its_archive(tmp_path: Path, style: Format) -> None:
-    (cifar_folders.write(tmp_path, style) / style.train[0]).unlink()
+    (cifar_folders.write(tmp_path, style) / style.files[0]).unlink()
     with pytest.raises(UserError) as caught:
         read(tmp_path, classes_of(style))
     told = str(caught.value)
-    assert f"lacks {style.train[0]}." in told
+    assert f"lacks {style.files[0]}." in told
     assert all(text in told for text in (style.archive, style.md5, style.folder, "data.download=true"))
 
 

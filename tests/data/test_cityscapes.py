@@ -105,7 +105,7 @@ def test_a_split_is_counted_and_what_has_no_partner_is_named(streets: Path) -> N
     mask_of(streets, "train", stem(2)).unlink()
     image_of(streets, "train", stem(4)).unlink()
     found = contents(streets, "train")
-    assert (found.images, found.masks, len(found.pairs)) == (5, 5, 4)
+    assert (len(found.images), len(found.masks), len(found.pairs)) == (5, 5, 4)
     assert found.without_mask == [image_of(streets, "train", stem(2))]
     assert found.without_image == [mask_of(streets, "train", stem(4))]
 
@@ -116,7 +116,7 @@ def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: 
     for name in ("x_gtFine_color.png", "x_gtFine_polygons.json", ".y_gtFine_labelIds.png"):
         (mask.parent / name).write_text("")
     found = contents(streets, "val")
-    assert (found.masks, found.pairs[0].mask) == (3, mask)
+    assert (len(found.masks), found.pairs[0].mask) == (3, mask)
 
 
 def test_a_sample_goes_from_the_first_to_the_last() -> None:
