@@ -52,9 +52,10 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
     def files() -> Iterator[tuple[str, bytes]]:
         yield meta, "\n".join([*names, ""]).encode()
         for number, (split, count) in enumerate(((training, train), ([evaluation], test))):
-            records = _records([image for _, image in sources], count, names, np.random.default_rng([seed, number]))
-            for index, file in enumerate(split):
-                yield file, records[index :: len(split)].tobytes()
+            images = _images(sources, names, count, (seed, number), SHAPE[1])
+            records = np.stack([np.append(np.uint8(label), pixels.transpose(2, 0, 1)) for label, pixels in images])
+            for file, part in zip(split, np.array_split(records, len(split)), strict=True):
+                yield file, part.tobytes()
 
     return Recipe(
         about=_about("cifar10", seed, {"train": train, "test": test}, sources),
@@ -81,10 +82,8 @@ def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed
 
     def files() -> Iterator[tuple[str, Image.Image]]:
         for number, (split, count) in enumerate(counts.items()):
-            for index in range(count):
-                name, random = names[index % classes], np.random.default_rng([seed, number, index])
-                pixels = _draw(name, sources[random.integers(len(sources))][1], random, _FILE_SIDE)
-                yield f"{split}/{name}/{index:06}.jpg", Image.fromarray(pixels)
+            for index, (label, pixels) in enumerate(_images(sources, names, count, (seed, number), _FILE_SIDE)):
+                yield f"{split}/{names[label]}/{index:06}.jpg", Image.fromarray(pixels)
 
     shape = f"{_FILE_SIDE} × {_FILE_SIDE}"
     return Recipe(
@@ -106,17 +105,16 @@ def _about(layout: str, seed: int, counts: dict[str, int], sources: list[Photogr
     }
 
 
-def _records(photographs: list[Image.Image], count: int, names: list[str], random: np.random.Generator) -> Numbers:
-    """Records of a label and an image each, every class as often as the others, in random order."""
-    labels = random.permutation(count) % len(names)
-    images = [
-        _draw(names[label], photographs[random.integers(len(photographs))], random).transpose(2, 0, 1).ravel()
-        for label in labels
-    ]
-    return np.concatenate([labels[:, None].astype(np.uint8), np.stack(images)], axis=1)
+def _images(
+    sources: list[Photograph], names: list[str], count: int, seed: tuple[int, ...], side: int
+) -> Iterator[tuple[int, Numbers]]:
+    """Labels and images uint8 (side, side, 3), every class as often as the others."""
+    for index in range(count):
+        label, random = index % len(names), np.random.default_rng([*seed, index])
+        yield label, _draw(names[label], sources[random.integers(len(sources))][1], random, side)
 
 
-def _draw(name: str, photograph: Image.Image, random: np.random.Generator, length: int = _SIDE) -> Numbers:
+def _draw(name: str, photograph: Image.Image, random: np.random.Generator, length: int) -> Numbers:
     """A part of a photograph, uint8 (length, length, 3) for a multiple of 32, with a shape on it."""
     scale = length // _SIDE
     part = min(int(random.integers(scale * _PARTS[0], scale * _PARTS[1])), *photograph.size)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from perfexp.work import Geometry
-from perfexp.work.contractions import Arguments, Contraction, contraction_of, geometry_of
+from perfexp.work.contractions import Arguments, Term, contraction_of, geometry_of
 from perfexp.work.costs import cost_of
 from perfexp.work.tensors import Region, is_number, region_of, storage_of, tensors_in
 
@@ -110,43 +110,37 @@ def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: M
 def _work(
     operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
 ) -> dict[str, Any]:
-    contraction = contraction_of(operator._schema.name, arguments, outputs)
-    if contraction is not None:
-        recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
-        return _of_contraction(contraction, weights if recorded else None)
-    flops = cost_of(operator, arguments, outputs)
-    differentiable = torch.is_grad_enabled() and [
-        tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
-    ]
-    work: dict[str, Any] = {"macs": 0, "flops": flops, "input_gradient_flops": 0, "weight_gradient_flops": 0}
-    if flops is None:
-        registered = _registered(operator, arguments, outputs)
-        work["macs"], work["flops"] = (registered or 0) // 2, registered or 0
-        work["known"], work["backward_known"] = registered is not None, not differentiable
-    elif flops and differentiable and any(map(is_number, tensors_in(outputs))):
-        of_weights = [storage_of(tensor) in weights for tensor in differentiable]
-        work["weight_gradient_flops"] = flops if any(of_weights) else 0
-        work["input_gradient_flops"] = flops if not all(of_weights) else 0
-    return work
-
-
-def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
-    """Fields of a kernel that is a contraction; weights are None where autograd does not record."""
-    macs = sum(product.macs for product in contraction.products)
+    """Fields of a kernel about its work; gradients count where autograd records."""
+    terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
+    differentiable = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
+    is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
+    if terms is None:
+        flops = cost_of(operator, arguments, outputs)
+        if flops is None:
+            registered = _registered(operator, arguments, outputs)
+            known = {"known": registered is not None, "backward_known": not (is_recorded and differentiable)}
+            macs, rest = divmod(registered or 0, 2)
+            terms = [Term(macs=macs, other_flops=rest)]
+        else:
+            of_numbers = differentiable if any(map(is_number, tensors_in(outputs))) else []
+            sides = [tuple(one for one in of_numbers if (storage_of(one) in weights) is side) for side in (True, False)]
+            terms = [Term(other_flops=flops, operands=tuple(sides))]
     of_inputs = of_weights = 0
-    for product in contraction.products if weights is not None else ():
-        for sources in product.operands:
+    for term in terms if is_recorded else ():
+        for sources in term.operands:
             if not any(source.requires_grad for source in sources):
                 continue
-            if weights is not None and all(storage_of(source) in weights for source in sources):
-                of_weights += 2 * product.macs
+            if all(storage_of(source) in weights for source in sources):
+                of_weights += term.flops
             else:
-                of_inputs += 2 * product.macs
-    if weights is not None and any(operand.requires_grad for operand in contraction.other_operands):
-        of_inputs += contraction.other_flops
-    flops = 2 * macs + contraction.other_flops
-    gradients = {"input_gradient_flops": of_inputs, "weight_gradient_flops": of_weights}
-    return {"macs": macs, "flops": flops, **gradients}
+                of_inputs += term.flops
+    return {
+        "macs": sum(term.macs for term in terms),
+        "flops": sum(term.flops for term in terms),
+        "input_gradient_flops": of_inputs,
+        "weight_gradient_flops": of_weights,
+        **known,
+    }
 
 
 def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
