@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.data import TensorDataset
 
 from perfexp.data import Batches, cifar_files
 from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
-from perfexp.data.loading import Loading, Samples, StoredSamples
+from perfexp.data.loading import Loading, Sample, Samples, stacked
 from perfexp.devices import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -81,24 +84,19 @@ class Cifar(Loading):
 
     def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         augmentation = Augmentation(*self._mean_and_std, _SIZE)
-        return _Augmented(self._train if training else self._test, augmentation, training=training)
+        join = partial(_augmented, augmentation=augmentation, training=training)
+        return Samples(TensorDataset(*(self._train if training else self._test)), join=join)
 
 
-class _Augmented(StoredSamples):
-    """Samples that are cropped and mirrored by the batch, by torch's generator."""
-
-    def __init__(
-        self, stored: tuple[torch.Tensor, torch.Tensor], augmentation: Augmentation, *, training: bool
-    ) -> None:
-        super().__init__(*stored)
-        self._augmentation, self._training = augmentation, training
-
-    def join(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        pixels, labels = super().join(samples)
-        if self._training:
-            draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
-            pixels = self._augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)
-        return self._augmentation.normalized(pixels), labels
+def _augmented(
+    samples: Sequence[Sample], *, augmentation: Augmentation, training: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A batch, in training cropped and mirrored by torch's generator."""
+    pixels, labels = stacked(samples)
+    if training:
+        draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
+        pixels = augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)
+    return augmentation.normalized(pixels), labels
 
 
 def _tensors(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:

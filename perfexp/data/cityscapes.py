@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,38 +46,33 @@ class Cityscapes(Loading):
         pairs = self._train if training else self._val
         classes = min(len(CLASSES), session.num_classes or len(CLASSES))
         if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
-            return Pipeline(pairs, config, input_size, training=training, classes=classes, seed=seed)
-        return Crops(pairs, input_size, training=training, classes=classes)
+            pipeline = Pipeline(config, input_size, training=training, classes=classes, seed=seed)
+            return Samples(pairs, pipeline.prepare, pipeline.join)
+        return Samples(pairs, partial(cropped, size=input_size, training=training, classes=classes))
 
 
-class Crops(Samples):
-    """Samples for any model: random crops, half of them mirrored, in training; whole images in evaluation.
+def cropped(pair: Pair, *, size: tuple[int, int], training: bool, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sample for any model, float32 (3, height, width), normalized, and int64 (height, width).
 
-    A crop enlarges the image 0.5 to 2 times, or by as much more as it takes to fill the crop.
+    In training it is a random crop, half of them mirrored, in evaluation the whole image. A crop enlarges the image 0.5
+    to 2 times, or by as much more as it takes to fill the crop.
     """
+    image = read_image(pair.image)
+    whole, shape = (image.height, image.width), (size[1], size[0])
+    mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=classes))
+    box = _random_box(whole, size) if training else (0, 0, image.width, image.height)
+    image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
+    mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
+    if training and torch.rand(()) < 0.5:
+        image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
+    return to_tensor(image), torch.from_numpy(np.array(mask)).long()
 
-    def __init__(self, pairs: Sequence[Pair], size: tuple[int, int], *, training: bool, classes: int) -> None:
-        super().__init__(pairs)
-        self._size, self._training, self._classes = size, training, classes
 
-    def prepare(self, item: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 (3, height, width), normalized, and int64 (height, width)."""
-        image = read_image(item.image)
-        whole = (image.height, image.width)
-        mask = Image.fromarray(train_ids(read_mask(item.mask), item.mask, size=whole, classes=self._classes))
-        box = self._random_box(whole) if self._training else (0, 0, image.width, image.height)
-        shape = (self._size[1], self._size[0])
-        image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
-        mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
-        if self._training and torch.rand(()) < 0.5:
-            image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
-        return to_tensor(image), torch.from_numpy(np.array(mask)).long()
-
-    def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
-        fraction, across, down = torch.rand(3).tolist()
-        filling = max(self._size[0] / whole[0], self._size[1] / whole[1])
-        scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
-        height, width = min(self._size[0] / scale, whole[0]), min(self._size[1] / scale, whole[1])
-        left, top = across * (whole[1] - width), down * (whole[0] - height)
-        return left, top, min(left + width, whole[1]), min(top + height, whole[0])
+def _random_box(whole: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
+    fraction, across, down = torch.rand(3).tolist()
+    filling = max(size[0] / whole[0], size[1] / whole[1])
+    scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
+    height, width = min(size[0] / scale, whole[0]), min(size[1] / scale, whole[1])
+    left, top = across * (whole[1] - width), down * (whole[0] - height)
+    return left, top, min(left + width, whole[1]), min(top + height, whole[0])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from perfexp.data.image_files import LOOKED_FOR, find_images, folder_of, listing, read_image, visible_entries
 from perfexp.data.images import centre_crop
-from perfexp.data.loading import Loading, Samples, to_tensor
+from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -47,17 +48,12 @@ class Clips(Loading):
     def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
-        return _Frames(self._clips, input_size)
+        return Samples(self._clips, partial(_stacked, size=input_size))
 
 
-class _Frames(Samples):
-    def __init__(self, clips: Sequence[Sequence[Path]], size: tuple[int, int]) -> None:
-        super().__init__(clips)
-        self._size = size
-
-    def prepare(self, item: Sequence[Path]) -> tuple[torch.Tensor, None]:
-        """Float32 (3, frames, height, width), normalized."""
-        return torch.stack([to_tensor(centre_crop(read_image(file), self._size)) for file in item], dim=1), None
+def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
+    """Float32 (3, frames, height, width), normalized."""
+    return torch.stack([to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1), None
 
 
 def _videos(root: Path) -> list[list[Path]]:

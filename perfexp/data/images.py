@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image, ImageOps
 
 from perfexp.data.image_files import Split, find_split, folder_of, listing, read_image
-from perfexp.data.loading import Loading, Samples, to_tensor
+from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -54,18 +54,15 @@ class Images(Loading):
                 f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        return _Crops(items, input_size, training=training)
+        return Samples(items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop))
 
 
-class _Crops(Samples):
-    def __init__(self, items: Sequence[tuple[Path, int | None]], size: tuple[int, int], *, training: bool) -> None:
-        super().__init__(items)
-        self._size, self._crop = size, random_crop if training else centre_crop
+_Crop = Callable[[Image.Image, tuple[int, int]], Image.Image]
 
-    def prepare(self, item: tuple[Path, int | None]) -> tuple[torch.Tensor, Any]:
-        file, label = item
-        image = to_tensor(self._crop(read_image(file), self._size))
-        return image, None if label is None else torch.tensor(label)
+
+def _cropped(item: tuple[Path, int | None], *, size: tuple[int, int], crop: _Crop) -> Sample:
+    file, label = item
+    return to_tensor(crop(read_image(file), size)), None if label is None else torch.tensor(label)
 
 
 def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:

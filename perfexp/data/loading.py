@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -31,30 +31,37 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
+Sample = tuple[torch.Tensor, Any]
+
+
+def stacked(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Inputs and targets of a batch; without targets in the samples, None."""
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
+
+
 class Samples(Dataset[Any]):
     """Samples of a split, prepared in the loader's processes.
 
     A `UserError` is a sample, or a batch, since torch would wrap its message in a stack trace.
+
+    Args:
+        items: what samples are prepared from: a sequence, or another data set.
+        prepare: returns the inputs of a sample, and its targets: a tensor, or None in all samples; raises `UserError`.
+        join: returns inputs and targets of a batch, on the host; raises `UserError`.
     """
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
-
-    def prepare(self, item: Any) -> tuple[torch.Tensor, Any]:
-        """Inputs of a sample, and its targets: a tensor, or None in all samples; raises `UserError`."""
-        raise NotImplementedError
-
-    def join(self, samples: list[tuple[torch.Tensor, Any]]) -> tuple[Any, torch.Tensor | None]:
-        """Inputs and targets of a batch, on the host; raises `UserError`."""
-        inputs, targets = zip(*samples, strict=True)
-        return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
+    def __init__(
+        self, items: Any, prepare: Callable[[Any], Sample] = tuple, join: Callable[[Sequence[Sample]], Any] = stacked
+    ) -> None:
+        self._items, self._prepare, self._join = items, prepare, join
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any] | UserError:
+    def __getitem__(self, index: int) -> Sample | UserError:
         try:
-            return self.prepare(self._items[index])
+            return self._prepare(self._items[index])
         except UserError as error:
             return error
 
@@ -64,20 +71,10 @@ class Samples(Dataset[Any]):
             for sample in samples:
                 if isinstance(sample, UserError):
                     raise sample
-            return self.join(samples)
+            joined: tuple[Any, torch.Tensor | None] = self._join(samples)
+            return joined
         except UserError as error:
             return error
-
-
-class StoredSamples(Samples):
-    """Samples whose inputs and targets are tensors already."""
-
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        super().__init__(range(len(targets)))
-        self._inputs, self._targets = inputs, targets
-
-    def prepare(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inputs[item], self._targets[item]
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:

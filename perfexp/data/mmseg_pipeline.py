@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 
 from perfexp.data.cityscapes_folder import AGAIN, VOID, Pair, read_mask, train_ids
 from perfexp.data.image_files import read_image
-from perfexp.data.loading import Samples
 from perfexp.errors import UserError
 from perfexp.models.mmseg import HostImages
 
@@ -23,7 +22,7 @@ _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
-class Pipeline(Samples):
+class Pipeline:
     """The training or test pipeline of a configuration, unchanged but for the sizes.
 
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
@@ -31,20 +30,10 @@ class Pipeline(Samples):
     the configuration has no such pipeline, or it cannot be built.
     """
 
-    def __init__(
-        self,
-        pairs: Sequence[Pair],
-        config: Any,
-        size: tuple[int, int],
-        *,
-        training: bool,
-        classes: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int, seed: int) -> None:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
-        super().__init__(pairs)
         random.seed(seed)  # transforms use these generators here without processes, whose own ones torch seeds
         np.random.seed(seed % 2**32)
         importlib.import_module("cv2").setNumThreads(0)  # as in mmengine: parallelism comes from the loader's processes
@@ -67,26 +56,26 @@ class Pipeline(Samples):
     def _of(self) -> str:
         return f"configuration's {'training' if self._training else 'test'} pipeline"
 
-    def prepare(self, item: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    def prepare(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
         """Uint8 (3, height, width), and int64 (height, width)."""
         try:
-            paths = {"img_path": str(item.image), "seg_map_path": str(item.mask), "pair": item}
+            paths = {"img_path": str(pair.image), "seg_map_path": str(pair.mask), "pair": pair}
             packed = self._run({**paths, "label_map": None, "reduce_zero_label": False, "seg_fields": []})
         except (UserError, MemoryError):
             raise
         except Exception as error:  # a transform is arbitrary code
-            read_image(item.image, AGAIN)
-            read_mask(item.mask)
-            raise UserError(f"The {self._of} fails at {item.image}: {type(error).__name__}: {error}") from error
+            read_image(pair.image, AGAIN)
+            read_mask(pair.mask)
+            raise UserError(f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}") from error
         if packed is None:
-            raise UserError(f"The {self._of} leaves nothing of {item.image}.")
+            raise UserError(f"The {self._of} leaves nothing of {pair.image}.")
         image, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
-        self._check(image, item)
+        self._check(image, pair)
         if self._training and mask.shape != self._size:  # where the image is padded on the device
             mask = pad(mask, (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]), value=VOID)
         return image, mask
 
-    def join(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
+    def join(self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(

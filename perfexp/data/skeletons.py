@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
+from torch.utils.data import TensorDataset
 
 from perfexp.data.image_files import folder_of, visible_entries
-from perfexp.data.loading import Loading, StoredSamples
+from perfexp.data.loading import Loading, Samples
 from perfexp.errors import UserError
 from perfexp.host.untrusted import read_bytes
 from perfexp.models import Session
@@ -85,14 +86,14 @@ class Skeletons(Loading):
         self.num_samples: int | None = len(self._train)
         self._standardized = cache(self._standardized_in)
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> StoredSamples:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(
                 f"These skeletons have {self._columns} columns per frame, not {columns}: set "
                 f"input_size=FRAMESx{self._columns}, for example 20x{self._columns}."
             )
-        return StoredSamples(*self._standardized(frames, training))
+        return Samples(TensorDataset(*self._standardized(frames, training)))
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Movements in a number of frames, and their labels, of one side of the split."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from perfexp.data.cityscapes import Cityscapes, Crops
+from perfexp.data.cityscapes import Cityscapes, cropped
 from perfexp.data.cityscapes_folder import (
     CLASSES,
     LABEL_IDS,
@@ -190,9 +190,8 @@ def test_a_crop_cuts_picture_and_mask_alike(tmp_path: Path) -> None:
     Image.fromarray(np.stack([numbers * 16] * 3, axis=2)).save(pair.image)
     Image.fromarray(numbers).save(pair.mask)
     torch.manual_seed(5)
-    crops = Crops([pair], (16, 16), training=True, classes=19)
     for _ in range(8):
-        picture, mask = crops[0]
+        picture, mask = cropped(pair, size=(16, 16), training=True, classes=19)
         red = (picture[0] * 0.229 + 0.485) * 255 / 16
         assert (picture.shape, mask.shape, mask.dtype) == ((3, 16, 16), (16, 16), torch.int64)
         # a pixel between two numbers is a blend of them

@@ -21,11 +21,11 @@ from perfexp.models import Batch
 #: parent by then for the one to watch.
 ORPHAN = """
 import os, signal, time, torch
-from perfexp.data.loading import Loading, StoredSamples
+from perfexp.data.loading import Loading, Samples
 os.register_at_fork(after_in_child=lambda: time.sleep(0.5))
 class Data(Loading):
     def samples(self, *_, **__):
-        return StoredSamples(torch.ones(2, 1), torch.ones(2, 1))
+        return Samples([(torch.ones(1), None)] * 2)
 data = Data(workers=1, pin_memory=False, prefetch_factor=1)
 batches = data.open(session=None, input_size=(1, 1), batch_size=1, training=False, seed=0).__enter__()
 iterator = iter(batches._loader)
@@ -52,10 +52,10 @@ def test_a_process_that_loads_ends_though_its_parent_was_killed_before_it_could_
 BATCH = """
 import torch
 from types import SimpleNamespace
-from perfexp.data.loading import Loading, StoredSamples
+from perfexp.data.loading import Loading, Samples
 class Data(Loading):
     def samples(self, *_, **__):
-        return StoredSamples(torch.ones(1, 2), torch.ones(1))
+        return Samples([(torch.ones(2), None)])
 session = SimpleNamespace(place=lambda batch: batch)
 data = Data(workers=1, pin_memory=False, prefetch_factor=1)
 with data.open(session=session, input_size=(1, 1), batch_size=1, training=False, seed=0) as batches:
