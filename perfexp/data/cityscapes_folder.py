@@ -111,10 +111,12 @@ class Contents:
 
     @property
     def without_mask(self) -> list[Path]:
+        """Images without a mask, in the order of their names."""
         return [self.images[name] for name in sorted(self.images.keys() - self.masks.keys())]
 
     @property
     def without_image(self) -> list[Path]:
+        """Masks without an image, in the order of their names."""
         return [self.masks[name] for name in sorted(self.masks.keys() - self.images.keys())]
 
 

@@ -55,7 +55,7 @@ def folder_of(root: str, content: str, trial: str = "") -> Path:
     """The folder of a data set; raises `UserError` unless it is one.
 
     Args:
-        content: what it holds.
+        content: kind of its files, in the plural.
         trial: sentence about a small set to try out.
     """
     folder = Path(root).expanduser()

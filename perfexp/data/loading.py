@@ -46,7 +46,7 @@ class Samples(Dataset[Any]):
     A `UserError` is a sample, or a batch, since torch would wrap its message in a stack trace.
 
     Args:
-        items: what samples are prepared from: a sequence, or another data set.
+        items: sources of the samples: a sequence, or another data set.
         prepare: returns the inputs of a sample, and its targets: a tensor, or None in all samples; raises `UserError`.
         join: returns inputs and targets of a batch, on the host; raises `UserError`.
     """

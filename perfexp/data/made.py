@@ -1,4 +1,4 @@
-"""The frame of the data sets that `perfexp make-data` makes: an empty folder, a note on what is in it, and files."""
+"""The frame of the data sets that `perfexp make-data` makes: an empty folder, a note on its contents, and files."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _ARM_PLACES = ((0.18, 1.4), (0.2, 1.12), (0.21, 0.88), (0.21, 0.8), (0.21, 0.72)
 _LEG_PLACES = ((0.09, 0.93), (0.1, 0.52), (0.1, 0.1), (0.1, 0.04))
 #: The sides that lie to the left and to the right of the middle.
 _OUTWARDS = (-1.0, 1.0)
-#: What turns, by the label of a gesture: limbs, index of the joint about which they turn, sides, the axis of the plane
+#: Turns by the label of a gesture: limbs, index of the joint about which they turn, sides, the axis of the plane
 #: of the turn (0 outwards, 2 forward), and an angle in degrees.
 _GESTURES = (
     *((_ARMS, 1, (side,), 2, 125.0) for side in (0, 1)),

@@ -76,6 +76,7 @@ class Pipeline:
         return image, mask
 
     def join(self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
+        """A batch on the host; raises `UserError` for masks of different sizes."""
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
