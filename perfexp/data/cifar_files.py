@@ -17,7 +17,7 @@ import urllib.request
 import zlib
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,81 +42,6 @@ _TIMEOUT_SECONDS = 60
 _PARTIAL, _NOTHING_LEFT = 206, 416
 
 
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """A published archive, and the folder in it.
-
-    Attributes:
-        md5: checksum on the page of the data set.
-        files: files in the folder: those of training, the one of evaluation, and the one with the names of classes.
-        label_bytes: bytes before each image in binary files, the last one its label; 0 for pickles.
-        keys: keys of the labels and of the names in pickles.
-        published: MD5 of each pickle, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
-    """
-
-    archive: str
-    md5: str
-    folder: str
-    files: tuple[str, ...]
-    label_bytes: int = 0
-    keys: tuple[str, str] = ("", "")
-    published: Mapping[str, str] = field(default_factory=dict)
-
-
-#: MD5 of the pickles of CIFAR-10 and CIFAR-100.
-_PUBLISHED_10 = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
-}
-_PUBLISHED_100 = {
-    "train": "16019d7e3df5f24257cddd939b257f8d",
-    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-    "meta": "7973b15100ade9c7d40fb424638fde48",
-}
-#: The formats by the number of classes, the native one first.
-FORMATS = {
-    10: (
-        Format(
-            archive="cifar-10-binary.tar.gz",
-            md5="c32a1d4ab5d03f1284b67883e8d87530",
-            folder="cifar-10-batches-bin",
-            files=(*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
-            label_bytes=1,
-        ),
-        Format(
-            archive="cifar-10-python.tar.gz",
-            md5="c58f30108f718f92721af3b95e74349a",
-            folder="cifar-10-batches-py",
-            files=tuple(_PUBLISHED_10),
-            keys=("labels", "label_names"),
-            published=_PUBLISHED_10,
-        ),
-    ),
-    100: (
-        Format(
-            archive="cifar-100-binary.tar.gz",
-            md5="03b5dce01913d631647c71ecec9e9cb8",
-            folder="cifar-100-binary",
-            files=("train.bin", "test.bin", "fine_label_names.txt"),
-            label_bytes=2,
-        ),
-        Format(
-            archive="cifar-100-python.tar.gz",
-            md5="eb9058c3a382ffc7106e4002c42a8d85",
-            folder="cifar-100-python",
-            files=tuple(_PUBLISHED_100),
-            keys=("fine_labels", "fine_label_names"),
-            published=_PUBLISHED_100,
-        ),
-    ),
-}
-
-
 @dataclass(frozen=True)
 class Images:
     """Images as uint8 (count, 3, 32, 32), and their labels as int64 (count,)."""
@@ -134,7 +59,130 @@ class Contents:
     test: Images
 
 
-def find(root: Path, classes: int) -> tuple[Path, Format, list[str]] | None:
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """The binary format, the native one: records of label bytes and an image, and a text with the names of the classes.
+
+    Attributes:
+        md5: checksum of the archive, on the page of the data set.
+        files: files in the folder: those of training, the one of evaluation, and the one with the names.
+        label_bytes: bytes before each image, the last one its label.
+    """
+
+    archive: str
+    md5: str
+    folder: str
+    files: tuple[str, ...]
+    label_bytes: int
+
+    def read(self, folder: Path, most_classes: int) -> Contents:
+        """The content of a folder; raises `UserError` for files that are not of the format."""
+        classes = _content(folder / self.files[-1]).decode("latin-1").split()
+        if not 2 <= len(classes) <= most_classes:
+            raise UserError(f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again.")
+        *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
+        return Contents(classes, _joined(train), test)
+
+    def _images(self, file: Path, classes: int) -> Images:
+        """The images of a file, and their labels below a number of classes."""
+        record, content = self.label_bytes + _PIXELS, _content(file)
+        if not content or len(content) % record:
+            raise UserError(
+                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again."
+            )
+        rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+        pixels, labels = rows[:, self.label_bytes :], rows[:, self.label_bytes - 1].astype(np.int64)
+        if labels.max() >= classes:
+            raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
+        return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pickles:
+    """The format of pickles, which are read only as published.
+
+    Attributes:
+        labels: key of the labels, as `names` of the names of the classes.
+        published: MD5 of each file, in the order of `Binary`, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
+    """
+
+    folder: str
+    labels: str
+    names: str
+    published: Mapping[str, str]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files in the folder."""
+        return tuple(self.published)
+
+    def read(self, folder: Path, most_classes: int) -> Contents:
+        """The content of a folder; raises `UserError` if a file is not the published one."""
+        *fields, meta = [self._unpickled(folder / name) for name in self.files]
+        *train, test = [
+            Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64)) for part in fields
+        ]
+        return Contents(meta[self.names], _joined(train), test)
+
+    def _unpickled(self, file: Path) -> dict[str, Any]:
+        content, published = _content(file), self.published[file.name]
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != published:
+            raise UserError(
+                f"{file} is not the published file (MD5 {published}), and a pickle can run code: nothing of it was "
+                f"read. Remove {file.parent}, and set data.download=true, which gets the binary format."
+            )
+        fields: dict[str, Any] = pickle.loads(content, encoding="latin-1")
+        return fields
+
+
+#: The formats by the number of classes.
+FORMATS = {
+    10: (
+        Binary(
+            archive="cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
+            folder="cifar-10-batches-bin",
+            files=(*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
+            label_bytes=1,
+        ),
+        Pickles(
+            folder="cifar-10-batches-py",
+            labels="labels",
+            names="label_names",
+            published={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+            },
+        ),
+    ),
+    100: (
+        Binary(
+            archive="cifar-100-binary.tar.gz",
+            md5="03b5dce01913d631647c71ecec9e9cb8",
+            folder="cifar-100-binary",
+            files=("train.bin", "test.bin", "fine_label_names.txt"),
+            label_bytes=2,
+        ),
+        Pickles(
+            folder="cifar-100-python",
+            labels="fine_labels",
+            names="fine_label_names",
+            published={
+                "train": "16019d7e3df5f24257cddd939b257f8d",
+                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+                "meta": "7973b15100ade9c7d40fb424638fde48",
+            },
+        ),
+    ),
+}
+
+
+def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] | None:
     """The folder with any file of a format, `root` or one in it, and the files that it lacks; None if there is none."""
     formats = FORMATS[classes]
     for folder, style in [(root / style.folder, style) for style in formats] + [(root, style) for style in formats]:
@@ -146,71 +194,30 @@ def find(root: Path, classes: int) -> tuple[Path, Format, list[str]] | None:
 
 def read(root: Path, classes: int) -> Contents:
     """Read all images of CIFAR-10 or CIFAR-100; raises `UserError` if files are missing or not of their format."""
+    native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
         trial = " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
-        raise UserError(
-            f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, FORMATS[classes][0])}{trial}"
-        )
+        raise UserError(f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}")
     folder, style, missing = found
     if missing:
-        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(folder.parent, style)}")
-    *train, test, names = [_content(folder / name, style) for name in style.files]
-    if style.published:
-        return _of_pickles(style, train, test, names)
-    listed = names.decode("latin-1").split()
-    if not 2 <= len(listed) <= classes:
-        raise UserError(f"{folder / style.files[-1]} does not name 2 to {classes} classes. Get it again.")
-    *parts, last = [
-        _binary(folder / name, content, style.label_bytes, len(listed))
-        for name, content in zip(style.files, [*train, test], strict=False)
-    ]
-    return Contents(listed, _joined(parts), last)
+        place = folder.parent if style is native else root
+        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(place, native)}")
+    return style.read(folder, classes)
 
 
-def _remedy(root: Path, style: Format) -> str:
+def _remedy(root: Path, native: Binary) -> str:
     """Where to get an archive, and where to put it."""
     return (
-        f"Put {style.archive} (MD5 {style.md5}) from {SITE}{style.archive} into {root.absolute()} and unpack it "
-        f"there, as {style.folder}/; data.download=true does both."
+        f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into {root.absolute()} and unpack it "
+        f"there, as {native.folder}/; data.download=true does both."
     )
 
 
-def _content(file: Path, style: Format) -> bytes:
-    """The content of a file; raises `UserError` for a pickle that is not the published one."""
+def _content(file: Path) -> bytes:
     try:
-        content = read_bytes(file, _MOST_BYTES)
+        return read_bytes(file, _MOST_BYTES)
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}. Get it again.") from error
-    if style.published and hashlib.md5(content, usedforsecurity=False).hexdigest() != style.published[file.name]:
-        raise UserError(
-            f"{file} is not the published file (MD5 {style.published[file.name]}), and a pickle can run code: nothing "
-            f"of it was read. Remove {file.parent}, and set data.download=true, which gets the binary format."
-        )
-    return content
-
-
-def _of_pickles(style: Format, train: list[bytes], test: bytes, names: bytes) -> Contents:
-    """The content of published pickles."""
-    labels, listed = style.keys
-
-    def images(content: bytes) -> Images:
-        fields = pickle.loads(content, encoding="latin-1")
-        return Images(fields["data"].reshape(-1, *SHAPE), np.array(fields[labels], np.int64))
-
-    classes = pickle.loads(names, encoding="latin-1")[listed]
-    return Contents(classes, _joined([images(content) for content in train]), images(test))
-
-
-def _binary(file: Path, content: bytes, label_bytes: int, classes: int) -> Images:
-    """The images of a binary file, and their labels below a number of classes."""
-    record = label_bytes + _PIXELS
-    if not content or len(content) % record:
-        raise UserError(f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again.")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    pixels, labels = rows[:, label_bytes:], rows[:, label_bytes - 1].astype(np.int64)
-    if labels.max() >= classes:
-        raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
-    return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
 
 
 def _joined(parts: list[Images]) -> Images:
@@ -244,7 +251,7 @@ def download(root: Path, classes: int) -> None:
             raise UserError(f"{error.filename or archive} can't be used: {error.strerror or error}.") from error
 
 
-def _download(archive: Path, style: Format) -> None:
+def _download(archive: Path, style: Binary) -> None:
     """Download an archive beside its place, and put it there once it is whole."""
     unfinished = archive.with_name(f"{archive.name}.part")
     with open_append(unfinished) as file:
@@ -284,7 +291,7 @@ def _md5(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _unpack(archive: Path, style: Format) -> None:
+def _unpack(archive: Path, style: Binary) -> None:
     """Write the files of a format into its folder.
 
     Only members with the names of the format are read, and only regular ones. So no name, link or mode of the archive

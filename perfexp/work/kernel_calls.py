@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def kernel_of(
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
-    reserves = name in _RESERVING
+    reserves, formula = name in _RESERVING, flop_registry.get(operator.overloadpacket)
     overwrites = name in _OVERWRITING or any(argument.is_out for argument in operator._schema.arguments)
     unread = {id(tensor) for tensor in changed} if overwrites else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
@@ -83,7 +84,9 @@ def kernel_of(
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
-        **_work(operator, arguments, outputs, weights),
+        **_work(
+            operator, arguments, outputs, weights, formula and partial(formula, *args, **keywords, out_val=outputs)
+        ),
     )
 
 
@@ -108,18 +111,25 @@ def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: M
 
 
 def _work(
-    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
+    operator: torch._ops.OpOverload,
+    arguments: Arguments,
+    outputs: Any,
+    weights: Collection[int],
+    registered: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    """Fields of a kernel about its work; gradients count where autograd records."""
+    """Fields of a kernel about its work; gradients count where autograd records.
+
+    Args:
+        registered: returns FLOPs by torch's registry, where a custom operator may have a formula.
+    """
     terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
     differentiable = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
     is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
     if terms is None:
         flops = cost_of(operator, arguments, outputs)
         if flops is None:
-            registered = _registered(operator, arguments, outputs)
             known = {"known": registered is not None, "backward_known": not (is_recorded and differentiable)}
-            macs, rest = divmod(registered or 0, 2)
+            macs, rest = divmod(registered() if registered else 0, 2)
             terms = [Term(macs=macs, other_flops=rest)]
         else:
             of_numbers = differentiable if any(map(is_number, tensors_in(outputs))) else []
@@ -141,14 +151,3 @@ def _work(
         "weight_gradient_flops": of_weights,
         **known,
     }
-
-
-def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs by torch's registry, where a custom operator may have a formula."""
-    formula = flop_registry.get(operator.overloadpacket)
-    if formula is None:
-        return None
-    declared = operator._schema.arguments
-    positional = [arguments[argument.name] for argument in declared if not argument.kwarg_only]
-    keywords = {argument.name: arguments[argument.name] for argument in declared if argument.kwarg_only}
-    return int(formula(*positional, **keywords, out_val=outputs))
