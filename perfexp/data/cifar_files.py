@@ -77,7 +77,8 @@ class Binary:
 
     def read(self, folder: Path, most_classes: int) -> Contents:
         """The content of a folder; raises `UserError` for files that are not of the format."""
-        classes = _content(folder / self.files[-1]).decode("latin-1").split()
+        lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
+        classes = [line.strip() for line in lines if line.strip()]
         if not 2 <= len(classes) <= most_classes:
             raise UserError(f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again.")
         *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
