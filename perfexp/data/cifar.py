@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.data import TensorDataset
 
-from perfexp.data import Batches, cifar_archive, cifar_files
+from perfexp.data import Batches, cifar_files
 from perfexp.data.device_batches import Augmentation, DeviceBatches, draw, padded
-from perfexp.data.loading import Loading, Order, Preparation, Samples
+from perfexp.data.loading import Loading, Sample, Samples, stacked
 from perfexp.devices import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -50,7 +53,7 @@ class Cifar(Loading):
         folder, self.pipeline = Path(self.root).expanduser(), Pipeline(self.pipeline)  # a plan has its name
         self.workers = self.workers if self.pipeline is Pipeline.loader else 0
         if self.download:
-            cifar_archive.ensure(folder, self.classes)
+            cifar_files.download(folder, self.classes)
         contents = cifar_files.read(folder, self.classes)
         self.num_classes: int | None = len(contents.classes)
         self.num_samples: int | None = len(contents.train.labels)
@@ -77,28 +80,23 @@ class Cifar(Loading):
                     seed=seed,
                 )
             )
-        preparation = Prepared(pixels, labels, Augmentation(*self._mean_and_std, _SIZE), training=training)
-        order = Order(len(labels), seed if training else None)
-        return self.batches(Samples(range(len(labels)), preparation), session, batch_size, training, seed, order)
+        return super().open(session=session, input_size=input_size, batch_size=batch_size, training=training, seed=seed)
+
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+        augmentation = Augmentation(*self._mean_and_std, _SIZE)
+        join = partial(_augmented, augmentation=augmentation, training=training)
+        return Samples(TensorDataset(*(self._train if training else self._test)), join=join)
 
 
-class Prepared(Preparation):
-    """Preparation of whole batches in a worker process, by torch's generator."""
-
-    def __init__(
-        self, pixels: torch.Tensor, labels: torch.Tensor, augmentation: Augmentation, *, training: bool
-    ) -> None:
-        self._pixels, self._labels, self._augmentation, self._training = pixels, labels, augmentation, training
-
-    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._pixels[number], self._labels[number]
-
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        pixels, labels = super().collate(samples)
-        if self._training:
-            draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
-            pixels = self._augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)
-        return self._augmentation.normalized(pixels), labels
+def _augmented(
+    samples: Sequence[Sample], *, augmentation: Augmentation, training: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A batch, in training cropped and mirrored by torch's generator."""
+    pixels, labels = stacked(samples)
+    if training:
+        draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
+        pixels = augmentation.cropped(padded(pixels), torch.arange(len(pixels)), draws)
+    return augmentation.normalized(pixels), labels
 
 
 def _tensors(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,23 +1,32 @@
-"""The files of CIFAR-10 and CIFAR-100, in the two published formats: where they are, and their images and labels.
+"""The files of CIFAR-10 and CIFAR-100: their images and labels, and how the published archive is downloaded.
 
-The binary format is read as it is. The other one consists of pickles, which can run code: a file of it is unpickled
+The binary format is the native one. The other one consists of pickles, which can run code: a file of it is unpickled
 only if it is the published one, by its checksum.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import http.client
 import os
 import pickle  # noqa: TID251 - of published files only
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from perfexp.errors import UserError
-from perfexp.host.untrusted import read_bytes
+from perfexp.host import locks
+from perfexp.host.files import write_atomically
+from perfexp.host.untrusted import open_append, open_regular, read_bytes
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,95 +34,12 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
 #: Limit on a file; the largest, an archive of CIFAR-10, has 170 MB.
-MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 28
 SITE = "https://www.cs.toronto.edu/~kriz/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """A published archive, the folder in it, and the files in the folder.
-
-    Attributes:
-        md5: checksum on the page of the data set.
-        names: file with the names of the classes, and in pickles their key.
-        labels: key of the labels in a pickle.
-        label_bytes: bytes before each image in binary files, the last one its label; 0 for pickles.
-        published: MD5 of each pickle, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
-    """
-
-    archive: str
-    md5: str
-    folder: str
-    train: tuple[str, ...]
-    test: str
-    names: tuple[str, str]
-    labels: str = ""
-    label_bytes: int = 0
-    published: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """All files that are needed."""
-        return (*self.train, self.test, self.names[0])
-
-
-#: The formats by the number of classes, the downloaded one first.
-FORMATS = {
-    10: (
-        Format(
-            archive="cifar-10-binary.tar.gz",
-            md5="c32a1d4ab5d03f1284b67883e8d87530",
-            folder="cifar-10-batches-bin",
-            train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-            test="test_batch.bin",
-            names=("batches.meta.txt", ""),
-            label_bytes=1,
-        ),
-        Format(
-            archive="cifar-10-python.tar.gz",
-            md5="c58f30108f718f92721af3b95e74349a",
-            folder="cifar-10-batches-py",
-            train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-            test="test_batch",
-            names=("batches.meta", "label_names"),
-            labels="labels",
-            published={
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-                "test_batch": "40351d587109b95175f43aff81a1287e",
-                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
-            },
-        ),
-    ),
-    100: (
-        Format(
-            archive="cifar-100-binary.tar.gz",
-            md5="03b5dce01913d631647c71ecec9e9cb8",
-            folder="cifar-100-binary",
-            train=("train.bin",),
-            test="test.bin",
-            names=("fine_label_names.txt", ""),
-            label_bytes=2,
-        ),
-        Format(
-            archive="cifar-100-python.tar.gz",
-            md5="eb9058c3a382ffc7106e4002c42a8d85",
-            folder="cifar-100-python",
-            train=("train",),
-            test="test",
-            names=("meta", "fine_label_names"),
-            labels="fine_labels",
-            published={
-                "train": "16019d7e3df5f24257cddd939b257f8d",
-                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-                "meta": "7973b15100ade9c7d40fb424638fde48",
-            },
-        ),
-    ),
-}
+_PIECE_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 60
+#: HTTP status of an answer with the rest of a file, and of one where nothing is left.
+_PARTIAL, _NOTHING_LEFT = 206, 416
 
 
 @dataclass(frozen=True)
@@ -133,87 +59,258 @@ class Contents:
     test: Images
 
 
-def find(root: Path, classes: int) -> tuple[Path, Format] | None:
-    """The folder with any file of a format, which is `root` or in it; None if there is none."""
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """The binary format, the native one: records of label bytes and an image, and a text with the names of the classes.
+
+    Attributes:
+        md5: checksum of the archive, on the page of the data set.
+        files: files in the folder: those of training, the one of evaluation, and the one with the names.
+        label_bytes: bytes before each image, the last one its label.
+    """
+
+    archive: str
+    md5: str
+    folder: str
+    files: tuple[str, ...]
+    label_bytes: int
+
+    def read(self, folder: Path, most_classes: int) -> Contents:
+        """The content of a folder; raises `UserError` for files that are not of the format."""
+        lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
+        classes = [line.strip() for line in lines if line.strip()]
+        if not 2 <= len(classes) <= most_classes:
+            raise UserError(f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again.")
+        *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
+        return Contents(classes, _joined(train), test)
+
+    def _images(self, file: Path, classes: int) -> Images:
+        """The images of a file, and their labels below a number of classes."""
+        record, content = self.label_bytes + _PIXELS, _content(file)
+        if not content or len(content) % record:
+            raise UserError(
+                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again."
+            )
+        rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+        pixels, labels = rows[:, self.label_bytes :], rows[:, self.label_bytes - 1].astype(np.int64)
+        if labels.max() >= classes:
+            raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
+        return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pickles:
+    """The format of pickles, which are read only as published.
+
+    Attributes:
+        labels: key of the labels, as `names` of the names of the classes.
+        published: MD5 of each file, in the order of `Binary`, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
+    """
+
+    folder: str
+    labels: str
+    names: str
+    published: Mapping[str, str]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files in the folder."""
+        return tuple(self.published)
+
+    def read(self, folder: Path, most_classes: int) -> Contents:
+        """The content of a folder; raises `UserError` if a file is not the published one."""
+        *fields, meta = [self._unpickled(folder / name) for name in self.files]
+        *train, test = [
+            Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64)) for part in fields
+        ]
+        return Contents(meta[self.names], _joined(train), test)
+
+    def _unpickled(self, file: Path) -> dict[str, Any]:
+        content, published = _content(file), self.published[file.name]
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != published:
+            raise UserError(
+                f"{file} is not the published file (MD5 {published}), and a pickle can run code: nothing of it was "
+                f"read. Remove {file.parent}, and set data.download=true, which gets the binary format."
+            )
+        fields: dict[str, Any] = pickle.loads(content, encoding="latin-1")
+        return fields
+
+
+#: The formats by the number of classes.
+FORMATS = {
+    10: (
+        Binary(
+            archive="cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
+            folder="cifar-10-batches-bin",
+            files=(*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
+            label_bytes=1,
+        ),
+        Pickles(
+            folder="cifar-10-batches-py",
+            labels="labels",
+            names="label_names",
+            published={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+            },
+        ),
+    ),
+    100: (
+        Binary(
+            archive="cifar-100-binary.tar.gz",
+            md5="03b5dce01913d631647c71ecec9e9cb8",
+            folder="cifar-100-binary",
+            files=("train.bin", "test.bin", "fine_label_names.txt"),
+            label_bytes=2,
+        ),
+        Pickles(
+            folder="cifar-100-python",
+            labels="fine_labels",
+            names="fine_label_names",
+            published={
+                "train": "16019d7e3df5f24257cddd939b257f8d",
+                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+                "meta": "7973b15100ade9c7d40fb424638fde48",
+            },
+        ),
+    ),
+}
+
+
+def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] | None:
+    """The folder with any file of a format, `root` or one in it, and the files that it lacks; None if there is none."""
     formats = FORMATS[classes]
     for folder, style in [(root / style.folder, style) for style in formats] + [(root, style) for style in formats]:
-        if any(os.path.lexists(folder / name) for name in style.files):
-            return folder, style
+        missing = [name for name in style.files if not os.path.lexists(folder / name)]
+        if len(missing) < len(style.files):
+            return folder, style, missing
     return None
-
-
-def is_complete(root: Path, classes: int) -> bool:
-    """Whether all files of a format are there."""
-    found = find(root, classes)
-    return found is not None and not missing(*found)
-
-
-def missing(folder: Path, style: Format) -> list[str]:
-    """The files of a format that a folder lacks."""
-    return [name for name in style.files if not os.path.lexists(folder / name)]
 
 
 def read(root: Path, classes: int) -> Contents:
     """Read all images of CIFAR-10 or CIFAR-100; raises `UserError` if files are missing or not of their format."""
+    native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
         trial = " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
-        raise UserError(f"There is no CIFAR-{classes} in {root.absolute()}. {remedy(root, FORMATS[classes][0])}{trial}")
-    folder, style = found
-    if lacking := missing(folder, style):
-        raise UserError(f"{folder} lacks {', '.join(lacking)}. {remedy(folder.parent, style)}")
-    names = _class_names(folder / style.names[0], style, classes)
-    train = [_images(folder / name, style, len(names)) for name in style.train]
-    joined = Images(np.concatenate([part.pixels for part in train]), np.concatenate([part.labels for part in train]))
-    return Contents(names, joined, _images(folder / style.test, style, len(names)))
+        raise UserError(f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}")
+    folder, style, missing = found
+    if missing:
+        place = folder.parent if style is native else root
+        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(place, native)}")
+    return style.read(folder, classes)
 
 
-def remedy(root: Path, style: Format) -> str:
+def _remedy(root: Path, native: Binary) -> str:
     """Where to get an archive, and where to put it."""
     return (
-        f"Put {style.archive} (MD5 {style.md5}) from {SITE}{style.archive} into {root.absolute()} and unpack it "
-        f"there, as {style.folder}/; data.download=true does both."
+        f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into {root.absolute()} and unpack it "
+        f"there, as {native.folder}/; data.download=true does both."
     )
 
 
 def _content(file: Path) -> bytes:
     try:
-        return read_bytes(file, MOST_BYTES)
+        return read_bytes(file, _MOST_BYTES)
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}. Get it again.") from error
 
 
-def _unpickled(file: Path, style: Format) -> dict[str, Any]:
-    """The fields of a published pickle; raises `UserError` for any other file, which is not unpickled."""
-    content = _content(file)
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != style.published[file.name]:
-        raise UserError(
-            f"{file} is not the published file (MD5 {style.published[file.name]}), and a pickle can run code: nothing "
-            f"of it was read. Get it again, or use the binary format."
-        )
-    fields: dict[str, Any] = pickle.loads(content, encoding="latin-1")
-    return fields
+def _joined(parts: list[Images]) -> Images:
+    return Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts]))
 
 
-def _class_names(file: Path, style: Format, most: int) -> list[str]:
-    """The names of the classes, in the order of their labels."""
-    if style.published:
-        return list(_unpickled(file, style)[style.names[1]])
-    names = _content(file).decode("latin-1").split()
-    if not 2 <= len(names) <= most:
-        raise UserError(f"{file} does not name 2 to {most} classes. Get it again.")
-    return names
+def download(root: Path, classes: int) -> None:
+    """Make the files of CIFAR-10 or CIFAR-100 from the published archive, unless all are there.
+
+    The archive is downloaded unless it lies in the folder; an interrupted download continues where it ended. Raises
+    `UserError` if it cannot be had, has another checksum than published, or lacks a file.
+    """
+    style = FORMATS[classes][0]
+    with locks.opened(f"download-{style.archive}") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one downloads, and the others find its files
+        found = find(root, classes)
+        if found and not found[2]:
+            return
+        archive = root / style.archive
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if not archive.exists():
+                _download(archive, style)
+            _unpack(archive, style)
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            raise UserError(
+                f"{style.archive} could not be downloaded: {getattr(error, 'reason', error)}. Repeat the command to "
+                f"continue, or get it on another machine. {_remedy(root, style)}"
+            ) from error
+        except OSError as error:
+            raise UserError(f"{error.filename or archive} can't be used: {error.strerror or error}.") from error
 
 
-def _images(file: Path, style: Format, classes: int) -> Images:
-    """The images of a file, and their labels below a number of classes."""
-    if style.published:
-        fields = _unpickled(file, style)
-        return Images(fields["data"].reshape(-1, *SHAPE), np.array(fields[style.labels], np.int64))
-    record, content = style.label_bytes + _PIXELS, _content(file)
-    if not content or len(content) % record:
-        raise UserError(f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again.")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    pixels, labels = rows[:, style.label_bytes :], rows[:, style.label_bytes - 1].astype(np.int64)
-    if labels.max() >= classes:
-        raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
-    return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
+def _download(archive: Path, style: Binary) -> None:
+    """Download an archive beside its place, and put it there once it is whole."""
+    unfinished = archive.with_name(f"{archive.name}.part")
+    with open_append(unfinished) as file:
+        start = file.seek(0, os.SEEK_END)
+        request = urllib.request.Request(SITE + style.archive, headers={"Range": f"bytes={start}-"})
+        try:
+            with closing(urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)) as answer:
+                if answer.status != _PARTIAL:
+                    file.truncate(0)
+                _save(answer, file)
+        except urllib.error.HTTPError as error:
+            if error.code != _NOTHING_LEFT:
+                raise
+        is_whole = _md5(file) == style.md5
+    if not is_whole:
+        unfinished.unlink()
+        raise UserError(f"{style.archive} arrived with another MD5 than {style.md5}. Repeat the command.")
+    unfinished.replace(archive)
+
+
+def _save(answer: http.client.HTTPResponse, file: BinaryIO) -> None:
+    """Append an answer to a file; raises `IncompleteRead` if the connection ends early, or it never ends."""
+    left = answer.length if answer.length is not None else _MOST_BYTES
+    while piece := answer.read(min(_PIECE_BYTES, left)):
+        file.write(piece)
+        left -= len(piece)
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
+
+
+def _md5(file: BinaryIO) -> str:
+    """The published checksum: it finds damage; that a file is harmless follows from how it is read."""
+    file.seek(0)
+    digest = hashlib.md5(usedforsecurity=False)
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _unpack(archive: Path, style: Binary) -> None:
+    """Write the files of a format into its folder.
+
+    Only members with the names of the format are read, and only regular ones. So no name, link or mode of the archive
+    decides what is written.
+    """
+    folder = archive.parent / style.folder
+    with os.fdopen(open_regular(archive, os.O_RDONLY), "rb") as file:
+        if _md5(file) != style.md5:
+            raise UserError(f"{archive} has another MD5 than {style.md5}. Remove it and repeat the command.")
+        file.seek(0)
+        folder.mkdir(exist_ok=True)
+        try:
+            with tarfile.open(fileobj=file, mode="r:gz") as members:
+                for name in style.files:
+                    member = members.getmember(f"{style.folder}/{name}")
+                    content = members.extractfile(member) if member.isfile() else None
+                    if content is None or member.size > _MOST_BYTES:
+                        raise UserError(f"{member.name} in {archive} is not a file of at most {_MOST_BYTES >> 20} MiB.")
+                    write_atomically(folder / name, content.read())
+        except (KeyError, EOFError, tarfile.TarError, zlib.error) as error:
+            raise UserError(f"{archive} can't be unpacked: {error}.") from error

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.cityscapes_folder import CLASSES, MADE, Pair, find_pairs, read_mask, train_ids
+from perfexp.data.cityscapes_folder import CLASSES, Pair, find_pairs, read_mask, train_ids
 from perfexp.data.image_files import read_image
-from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples, to_tensor
+from perfexp.data.loading import Loading, Samples, to_tensor
+from perfexp.data.made import MADE
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.models import Session
 
@@ -42,52 +42,37 @@ class Cityscapes(Loading):
         self.num_samples: int | None = len(self._train)
         self.held_out = True
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         pairs = self._train if training else self._val
-        order = Order(len(pairs), seed if training else None)
-        preparation = _preparation(session, input_size, training=training)
-        if not self.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-        return self.batches(Samples(pairs, preparation), session, batch_size, training, seed, order)
+        classes = min(len(CLASSES), session.num_classes or len(CLASSES))
+        if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
+            pipeline = Pipeline(config, input_size, training=training, classes=classes, seed=seed)
+            return Samples(pairs, pipeline.prepare, pipeline.join)
+        return Samples(pairs, partial(cropped, size=input_size, training=training, classes=classes))
 
 
-class Crops(Preparation):
-    """Preparation for any model: random crops, half of them mirrored, in training; whole images in evaluation.
+def cropped(pair: Pair, *, size: tuple[int, int], training: bool, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sample for any model, float32 (3, height, width), normalized, and int64 (height, width).
 
-    A crop enlarges the image 0.5 to 2 times, or by as much more as it takes to fill the crop.
+    In training it is a random crop, half of them mirrored, in evaluation the whole image. A crop enlarges the image 0.5
+    to 2 times, or by as much more as it takes to fill the crop.
     """
-
-    def __init__(self, size: tuple[int, int], *, training: bool, classes: int) -> None:
-        self._size, self._training, self._classes = size, training, classes
-
-    def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 (3, height, width), normalized, and int64 (height, width)."""
-        image = read_image(pair.image)
-        whole = (image.height, image.width)
-        mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=self._classes))
-        box = self._random_box(whole) if self._training else (0, 0, image.width, image.height)
-        shape = (self._size[1], self._size[0])
-        image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
-        mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
-        if self._training and torch.rand(()) < 0.5:
-            image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
-        return to_tensor(image), torch.from_numpy(np.array(mask)).long()
-
-    def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
-        fraction, across, down = torch.rand(3).tolist()
-        filling = max(self._size[0] / whole[0], self._size[1] / whole[1])
-        scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
-        height, width = min(self._size[0] / scale, whole[0]), min(self._size[1] / scale, whole[1])
-        left, top = across * (whole[1] - width), down * (whole[0] - height)
-        return left, top, min(left + width, whole[1]), min(top + height, whole[0])
+    image = read_image(pair.image)
+    whole, shape = (image.height, image.width), (size[1], size[0])
+    mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=classes))
+    box = _random_box(whole, size) if training else (0, 0, image.width, image.height)
+    image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
+    mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
+    if training and torch.rand(()) < 0.5:
+        image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
+    return to_tensor(image), torch.from_numpy(np.array(mask)).long()
 
 
-def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> Preparation:
-    classes = min(len(CLASSES), session.num_classes or len(CLASSES))
-    if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
-        return Pipeline(config, size, training=training, classes=classes)
-    return Crops(size, training=training, classes=classes)
+def _random_box(whole: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
+    fraction, across, down = torch.rand(3).tolist()
+    filling = max(size[0] / whole[0], size[1] / whole[1])
+    scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
+    height, width = min(size[0] / scale, whole[0]), min(size[1] / scale, whole[1])
+    left, top = across * (whole[1] - width), down * (whole[0] - height)
+    return left, top, min(left + width, whole[1]), min(top + height, whole[0])

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.data.image_files import decoding, read_image
+from perfexp.data.image_files import decoding, listing, read_image
+from perfexp.data.made import MADE
 from perfexp.errors import UserError
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
@@ -86,8 +87,6 @@ WHERE = (
     "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
     "perfexp make-data makes a small set to try out."
 )
-#: File that marks a data set made by `perfexp make-data`.
-MADE = "made.json"
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,27 @@ class Pair:
     mask: Path
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Contents:
-    """Contents of the two folders of a split; `masks` counts the images that have a mask file.
+    """Images of a split, and masks, by their name CITY/CITY_SEQUENCE_FRAME; of two masks, the one with train ids."""
 
-    Pairs are in the order of their names; of two masks of an image they have the one with train ids.
-    """
+    images: dict[str, Path]
+    masks: dict[str, Path]
 
-    pairs: list[Pair]
-    images: int
-    masks: int
-    without_mask: list[Path]
-    without_image: list[Path]
+    @property
+    def pairs(self) -> list[Pair]:
+        """Images with a mask, in the order of their names."""
+        return [Pair(self.images[name], self.masks[name]) for name in sorted(self.images.keys() & self.masks.keys())]
+
+    @property
+    def without_mask(self) -> list[Path]:
+        """Images without a mask, in the order of their names."""
+        return [self.images[name] for name in sorted(self.images.keys() - self.masks.keys())]
+
+    @property
+    def without_image(self) -> list[Path]:
+        """Masks without an image, in the order of their names."""
+        return [self.masks[name] for name in sorted(self.masks.keys() - self.images.keys())]
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
@@ -133,21 +141,9 @@ def contents(root: Path, split: str) -> Contents:
     if (missing := first_missing(root, split)) is not None:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
-    try:
-        ends = (TRAIN_IDS_END, LABEL_IDS_END)
-        images = _names(root / IMAGES / split, _IMAGE_END)
-        with_train_ids, with_label_ids = (_names(root / MASKS / split, end) for end in ends)
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
-    masks = {name: mask_of(root, split, name, label_ids=True) for name in with_label_ids}
-    masks |= {name: mask_of(root, split, name) for name in with_train_ids}
-    return Contents(
-        pairs=[Pair(image_of(root, split, name), masks[name]) for name in sorted(images & masks.keys())],
-        images=len(images),
-        masks=len(masks),
-        without_mask=[image_of(root, split, name) for name in sorted(images - masks.keys())],
-        without_image=[masks[name] for name in sorted(masks.keys() - images)],
-    )
+    with listing():
+        images, masks = root / IMAGES / split, root / MASKS / split
+        return Contents(_files(images, _IMAGE_END), _files(masks, LABEL_IDS_END) | _files(masks, TRAIN_IDS_END))
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
@@ -155,12 +151,11 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
     files = contents(root, split)
     if not files.images:
         raise UserError(f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
-    if files.without_mask:
-        image = files.without_mask[0]
+    if lacking := files.without_mask:
         raise UserError(
-            f"{len(files.without_mask)} of {files.images} images in {root / IMAGES / split} have no mask, the "
-            f"first is {image.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
-            f"{root / MASKS / split / image.parent.name}."
+            f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no mask, the first is "
+            f"{lacking[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
+            f"{root / MASKS / split / lacking[0].parent.name}."
         )
     return files.pairs
 
@@ -177,9 +172,8 @@ def inspect(pair: Pair) -> str | None:
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
     """At most `count` pairs, evenly spread from the first to the last; 0 for all."""
-    if count == 0 or count >= len(pairs):
-        return pairs
-    return [pairs[round(index * (len(pairs) - 1) / max(count - 1, 1))] for index in range(count)]
+    count = min(count or len(pairs), len(pairs))
+    return [pairs[round(place)] for place in np.linspace(0, len(pairs) - 1, count)]
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
@@ -190,25 +184,28 @@ def survey(root: Path, count: int) -> dict[str, Any]:
             facts["splits"][split] = {"missing": str(missing)}
             continue
         files = contents(root, split)
-        read = sample(files.pairs, count)
-        problems = [problem for pair in read if (problem := inspect(pair)) is not None]
+        pairs = files.pairs
+        read = sample(pairs, count)
         facts["splits"][split] = {
             "missing": None,
-            "images": files.images,
-            "masks": files.masks,
-            "pairs": len(files.pairs),
-            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in files.pairs),
+            "images": len(files.images),
+            "masks": len(files.masks),
+            "pairs": len(pairs),
+            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in pairs),
             "without_mask": [str(file) for file in files.without_mask[:1]],
             "without_image": [str(file) for file in files.without_image[:1]],
             "read": len(read),
-            "problems": problems,
+            "problems": [problem for pair in read if (problem := inspect(pair)) is not None],
         }
     return facts
 
 
-def _names(folder: Path, end: str) -> set[str]:
-    """CITY/NAME of files with an ending in subfolders, and NAME of those in the folder itself, without hidden ones."""
+def _files(folder: Path, end: str) -> dict[str, Path]:
+    """Files with an ending, in a folder and in its subfolders, by CITY/NAME or NAME; without hidden ones."""
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     files = [file for entry in entries for file in (entry.iterdir() if entry.is_dir() else [entry])]
-    shown = [file.relative_to(folder).as_posix() for file in files if not file.name.startswith(".")]
-    return {name.removesuffix(end) for name in shown if name.endswith(end)}
+    return {
+        file.relative_to(folder).as_posix().removesuffix(end): file
+        for file in files
+        if file.name.endswith(end) and not file.name.startswith(".")
+    }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from perfexp.data.image_files import EXTENSIONS, find_images, read_image, visible_entries
+from perfexp.data.image_files import LOOKED_FOR, find_images, folder_of, listing, read_image, visible_entries
 from perfexp.data.images import centre_crop
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
+from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -41,38 +41,28 @@ class Clips(Loading):
         super().__post_init__()
         if self.frames < 1:
             raise UserError(f"data.frames={self.frames}: set 1 or more.")
-        self._clips = [clip for video in _videos(Path(self.root).expanduser()) for clip in _cut(video, self.frames)]
+        self._clips = [clip for video in _videos(folder_of(self.root, "frames")) for clip in _cut(video, self.frames)]
         self.num_classes: int | None = None
         self.num_samples: int | None = len(self._clips)
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
-        return self.batches(Samples(self._clips, _Frames(input_size)), session, batch_size, training, seed)
+        return Samples(self._clips, partial(_stacked, size=input_size))
 
 
-class _Frames(Preparation):
-    def __init__(self, size: tuple[int, int]) -> None:
-        self._size = size
-
-    def __call__(self, clip: Sequence[Path]) -> tuple[torch.Tensor, None]:
-        """Float32 (3, frames, height, width), normalized."""
-        return torch.stack([to_tensor(centre_crop(read_image(file), self._size)) for file in clip], dim=1), None
+def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
+    """Float32 (3, frames, height, width), normalized."""
+    return torch.stack([to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1), None
 
 
 def _videos(root: Path) -> list[list[Path]]:
     """The frames of each video, by name."""
-    if not root.is_dir():
-        raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the frames.")
-    try:
+    with listing():
         folders = sorted(Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()) or [root]
         videos = [sorted(find_images(folder, root)) for folder in folders]
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
     if not any(videos):
-        raise UserError(f"There are no frames in {root}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
+        raise UserError(f"There are no frames in {root}. {LOOKED_FOR}")
     return [video for video in videos if video]
 
 

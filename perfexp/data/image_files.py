@@ -18,6 +18,9 @@ _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 
+LOOKED_FOR = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
+
+
 @dataclass(frozen=True)
 class Split:
     """Images of training, or of evaluation, with their classes; without classes, which are named in `classes`, None."""
@@ -29,10 +32,8 @@ class Split:
 def find_split(folder: Path, root: Path) -> Split:
     """The images of a folder: by class where it has subfolders, otherwise without labels.
 
-    Hidden files, and links that lead out of the root, are ignored. Raises `UserError` if it or a class holds no images,
-    and `OSError` if it cannot be read.
+    Hidden files, and links that lead out of the root, are ignored. Raises `UserError` if it or a class holds no images.
     """
-    looked_for = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
     classes = sorted(entry.name for entry in visible_entries(folder, root) if entry.is_dir())
     items: list[tuple[Path, int | None]] = []
     for label, name in enumerate(classes):
@@ -40,14 +41,38 @@ def find_split(folder: Path, root: Path) -> Split:
         if not images:
             raise UserError(
                 f"The class folder {folder / name} holds no images. Fill it or remove it: a folder is a class. "
-                f"{looked_for}"
+                f"{LOOKED_FOR}"
             )
         items += [(image, label) for image in images]
     if not classes:
         items = [(image, None) for image in sorted(find_images(folder, root))]
     if not items:
-        raise UserError(f"There are no images in {folder}. {looked_for}")
+        raise UserError(f"There are no images in {folder}. {LOOKED_FOR}")
     return Split(items, classes)
+
+
+def folder_of(root: str, content: str, trial: str = "") -> Path:
+    """The folder of a data set; raises `UserError` unless it is one.
+
+    Args:
+        content: kind of its files, in the plural.
+        trial: sentence about a small set to try out.
+    """
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"data.root is not a folder: {folder.absolute()}. Set it to the folder of the {content}. {trial}"
+        )
+    return folder
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Raise `UserError` for folders that cannot be read while entered."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
 
 
 @contextmanager

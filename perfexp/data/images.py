@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.image_files import Split, find_split, read_image
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
+from perfexp.data.image_files import Split, find_split, folder_of, listing, read_image
+from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -39,34 +39,30 @@ class Images(Loading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._root = Path(self.root).expanduser()
+        trial = "perfexp make-data images DIR makes a small set to try out."
+        self._root = folder_of(self.root, "images", trial)
         self._train, self._val = _find_splits(self._root)
         self.labelled = bool(self._train.classes)
         self.num_classes = len(self._train.classes) or None
         self.num_samples: int | None = len(self._train.items)
         self.held_out = self._val is not self._train
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
                 f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        samples = Samples(items, _Crops(input_size, training=training))
-        return self.batches(samples, session, batch_size, training, seed)
+        return Samples(items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop))
 
 
-class _Crops(Preparation):
-    def __init__(self, size: tuple[int, int], *, training: bool) -> None:
-        self._size, self._crop = size, random_crop if training else centre_crop
+_Crop = Callable[[Image.Image, tuple[int, int]], Image.Image]
 
-    def __call__(self, item: tuple[Path, int | None]) -> tuple[torch.Tensor, Any]:
-        file, label = item
-        image = to_tensor(self._crop(read_image(file), self._size))
-        return image, None if label is None else torch.tensor(label)
+
+def _cropped(item: tuple[Path, int | None], *, size: tuple[int, int], crop: _Crop) -> Sample:
+    file, label = item
+    return to_tensor(crop(read_image(file), size)), None if label is None else torch.tensor(label)
 
 
 def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -87,18 +83,11 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
-    if not root.is_dir():
-        raise UserError(
-            f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images. "
-            "perfexp make-data images DIR makes a small set to try out."
-        )
-    try:
+    with listing():
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             split = find_split(root, root)
             return split, split
         train, val = find_split(root / "train", root), find_split(root / "val", root)
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(

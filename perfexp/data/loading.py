@@ -6,7 +6,7 @@ import multiprocessing.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from perfexp.data import Batches
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import lifeline, locks
 from perfexp.models import Batch, Session
@@ -30,41 +31,48 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-class Preparation:
-    """Preparation of samples in the loader's processes; both methods raise `UserError` for what cannot be used."""
+Sample = tuple[torch.Tensor, Any]
 
-    def __call__(self, item: Any) -> tuple[torch.Tensor, Any]:
-        """The inputs of a sample, and its targets: a tensor, or None in all samples."""
-        raise NotImplementedError
 
-    def collate(self, samples: list[tuple[torch.Tensor, Any]]) -> tuple[Any, torch.Tensor | None]:
-        """Inputs and targets of a batch, on the host."""
-        inputs, targets = zip(*samples, strict=True)
-        return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
+def stacked(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Inputs and targets of a batch; without targets in the samples, None."""
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
 
 
 class Samples(Dataset[Any]):
-    """The prepared items of a split. An error is a sample, since torch would wrap its message in a stack trace."""
+    """Samples of a split, prepared in the loader's processes.
 
-    def __init__(self, items: Sequence[Any], preparation: Preparation) -> None:
-        self._items, self._preparation = items, preparation
+    A `UserError` is a sample, or a batch, since torch would wrap its message in a stack trace.
+
+    Args:
+        items: sources of the samples: a sequence, or another data set.
+        prepare: returns the inputs of a sample, and its targets: a tensor, or None in all samples; raises `UserError`.
+        join: returns inputs and targets of a batch, on the host; raises `UserError`.
+    """
+
+    def __init__(
+        self, items: Any, prepare: Callable[[Any], Sample] = tuple, join: Callable[[Sequence[Sample]], Any] = stacked
+    ) -> None:
+        self._items, self._prepare, self._join = items, prepare, join
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any] | UserError:
+    def __getitem__(self, index: int) -> Sample | UserError:
         try:
-            return self._preparation(self._items[index])
+            return self._prepare(self._items[index])
         except UserError as error:
             return error
 
     def collate(self, samples: list[Any]) -> tuple[Any, torch.Tensor | None] | UserError:
         """Samples as a batch on the host, or the first error."""
-        for sample in samples:
-            if isinstance(sample, UserError):
-                return sample
         try:
-            return self._preparation.collate(samples)
+            for sample in samples:
+                if isinstance(sample, UserError):
+                    raise sample
+            joined: tuple[Any, torch.Tensor | None] = self._join(samples)
+            return joined
         except UserError as error:
             return error
 
@@ -119,63 +127,50 @@ class Loading:
             given = f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}"
             raise UserError(f"{given}: at least 0 and 1.")
 
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        collate: Callable[[list[Any]], Any],
-        *,
-        training: bool,
-        seed: int,
-        order: Order | None = None,
-    ) -> DataLoader[Any]:
-        """A loader whose processes persist from one pass over the data to the next.
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+        """Samples of training or of evaluation; raises `UserError` if there are none of this size."""
+        raise NotImplementedError
 
-        In training it shuffles, unless there is an order. The seed is that of its order and of its processes.
-        """
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> AbstractContextManager[Batches]:
+        """See `perfexp.data.Data`. The loader's processes persist from one pass over the data to the next."""
+        samples = self.samples(session, input_size, training=training, seed=seed)
+        if training:
+            check_batch(len(samples), batch_size)
+        order = Order(len(samples), seed if training else None)
         _shorten_sockets()
-        return DataLoader(
-            dataset,
+        loader = DataLoader(
+            samples,
             batch_size=batch_size,
             sampler=order,
-            shuffle=training and order is None,
             drop_last=training,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,  # starting over must not start processes
             prefetch_factor=self.prefetch_factor if self.workers else None,
             pin_memory=self.pin_memory and torch.cuda.is_available(),
-            collate_fn=collate,
+            collate_fn=samples.collate,
             generator=torch.Generator().manual_seed(seed),
             # torch's own check, every five seconds, misses a parent that ended earlier
             worker_init_fn=partial(_tie, os.getpid()),
         )
-
-    def batches(
-        self, samples: Samples, session: Session, batch_size: int, training: bool, seed: int, order: Order | None = None
-    ) -> closing[LoadedBatches]:
-        """Batches of samples, closed on leaving; see `loader`."""
-        if training:
-            check_batch(len(samples), batch_size)
-        loader = self.loader(samples, batch_size, samples.collate, training=training, seed=seed, order=order)
-        return closing(LoadedBatches(loader, len(samples), batch_size, session, order))
+        return closing(LoadedBatches(loader, order, batch_size, session))
 
 
 class LoadedBatches:
     """Batches of a loader, valid while the context of their data is open.
 
-    With an order that goes on after a pass, no pass over the data begins with a wait.
+    Their order goes on after a pass, so that no pass over the data begins with a wait.
     """
 
     constant = False
 
-    def __init__(
-        self, loader: DataLoader[Any], count: int, batch_size: int, session: Session, order: Order | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], order: Order, batch_size: int, session: Session) -> None:
         self.per_epoch: int | None = len(loader)
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())
         self._on_host: Batch | None = None
-        self._count, self._batch_size, self._session, self._order = count, batch_size, session, order
+        self._order, self._batch_size, self._session = order, batch_size, session
 
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
@@ -183,7 +178,7 @@ class LoadedBatches:
         Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch,
         and `PerfexpError` if a worker process died.
         """
-        check_batch(self._count, self._batch_size)
+        check_batch(len(self._order), self._batch_size)
         while True:
             batch = self._load()
             if batch is None:
@@ -196,9 +191,7 @@ class LoadedBatches:
 
     def epoch(self) -> Iterator[Batch]:
         """See `Batches` for one pass, and `next` for errors. In evaluation the last one may be smaller."""
-        with ExitStack() as stack:
-            if self._order is not None:
-                stack.enter_context(patch.object(self._order, "endless", False))
+        with patch.object(self._order, "endless", False):
             self._restart()
             while (batch := self._load()) is not None:
                 yield self._session.place(batch)

@@ -6,8 +6,7 @@ the mean image of every class is the same, and a linear classifier has next to n
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import numpy as np
 from PIL import Image
 
 from perfexp.data.cifar_files import FORMATS, SHAPE, Numbers
-from perfexp.data.cityscapes_folder import MADE
-from perfexp.data.made_streets import refuse_filled, sources_of
+from perfexp.data.made import Photograph, Recipe, photographs_in
 from perfexp.errors import UserError
-from perfexp.host.files import write_atomically
 
 _Grid = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -26,7 +23,7 @@ _SIDE = SHAPE[1]
 #: Sides of a part of a photograph, which becomes an image, and of a shape in it, in pixels of an image of `_SIDE`.
 _PARTS, _SHAPES = (32, 128), (13, 19)
 #: Side of an image in a file, in pixels.
-FILE_SIDE = 256
+_FILE_SIDE = 256
 #: Difference of a shape's color from the mean below it, in each channel and in either direction.
 _CONTRAST = (60, 120)
 
@@ -45,93 +42,79 @@ SHAPES: dict[str, Callable[[_Grid, _Grid], Any]] = {
 }
 
 
-def make(
-    root: Path,
-    *,
-    photographs: Sequence[Path] | None,
-    counts: dict[str, int],
-    classes: int,
-    seed: int,
-    progress: Callable[[str], None],
-) -> None:
-    """Write the data set into an empty or new folder, from photographs as `made_streets.make` takes them.
+def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed: int) -> Recipe:
+    """Images of 32 × 32 pixels in the binary format of CIFAR-10; see `folder` for the arguments."""
+    sources, names = photographs_in(photographs), list(SHAPES)[:classes]
+    *training, evaluation, meta = FORMATS[10][0].files
+    if train < len(training):
+        raise UserError(f"--train {train}: at least {len(training)}, one for each file of CIFAR-10.")
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        yield meta, "\n".join([*names, ""]).encode()
+        for number, (split, count) in enumerate(((training, train), ([evaluation], test))):
+            images = _images(sources, names, count, (seed, number), SHAPE[1])
+            records = np.stack([np.append(np.uint8(label), pixels.transpose(2, 0, 1)) for label, pixels in images])
+            for file, part in zip(split, np.array_split(records, len(split)), strict=True):
+                yield file, part.tobytes()
+
+    return Recipe(
+        about=_about("cifar10", seed, {"train": train, "test": test}, sources),
+        files=files(),
+        count=len(training) + 2,
+        contents=f"{train} images of training and {test} of evaluation, {classes} classes, in CIFAR-10's format",
+        remark="It stands in for CIFAR-10, and its accuracies are its own.",
+        command="python -m perfexp experiment=cifar10 epochs=5",
+    )
+
+
+def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed: int) -> Recipe:
+    """JPEG files `SPLIT/CLASS/NUMBER.jpg`.
 
     Args:
-        counts: numbers of images of `train` and `test`.
+        photographs: folder of photographs; None for those of scikit-learn.
+        train: number of images of training, as `val` of evaluation; at least one for each class.
         classes: number of shapes, taken from `SHAPES` in order.
     """
-    refuse_filled(root)
-    sources = sources_of(photographs)
-    style = next(style for style in FORMATS[10] if style.label_bytes)
-    names = list(SHAPES)[:classes]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / MADE, _about("perfexp make-data cifar10", seed, counts, sources))
-        write_atomically(root / style.names[0], "\n".join([*names, ""]).encode())
-        for number, files in enumerate((style.train, (style.test,))):
-            [split, count] = list(counts.items())[number]
-            records = _records([image for _, image in sources], count, names, np.random.default_rng([seed, number]))
-            for index, file in enumerate(files):
-                progress(f"{split} file {index + 1} of {len(files)}")
-                write_atomically(root / file, records[index :: len(files)].tobytes())
-    except OSError as error:
-        raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
+    sources, names, counts = photographs_in(photographs), list(SHAPES)[:classes], {"train": train, "val": val}
+    for option, count in counts.items():
+        if count < classes:
+            raise UserError(f"--{option} {count}: at least {classes}, one for each class (--classes).")
 
-
-def make_folder(
-    root: Path,
-    *,
-    photographs: Sequence[Path] | None,
-    counts: dict[str, int],
-    classes: int,
-    seed: int,
-    progress: Callable[[str], None],
-) -> None:
-    """Write JPEG files `SPLIT/CLASS/NUMBER.jpg` into an empty or new folder; the arguments are as for `make`.
-
-    Args:
-        counts: numbers of images of `train` and `val`, at least one for each class.
-    """
-    refuse_filled(root)
-    sources = sources_of(photographs)
-    names = list(SHAPES)[:classes]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / MADE, _about("perfexp make-data images", seed, counts, sources))
+    def files() -> Iterator[tuple[str, Image.Image]]:
         for number, (split, count) in enumerate(counts.items()):
-            for index in range(count):
-                name, random = names[index % classes], np.random.default_rng([seed, number, index])
-                pixels = draw(name, sources[random.integers(len(sources))][1], random, FILE_SIDE)
-                file = root / split / name / f"{index:06}.jpg"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels).save(file)
-                progress(f"{split} {index + 1} of {count}")
-    except OSError as error:
-        raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
+            for index, (label, pixels) in enumerate(_images(sources, names, count, (seed, number), _FILE_SIDE)):
+                yield f"{split}/{names[label]}/{index:06}.jpg", Image.fromarray(pixels)
+
+    shape = f"{_FILE_SIDE} × {_FILE_SIDE}"
+    return Recipe(
+        about=_about("images", seed, counts, sources),
+        files=files(),
+        count=train + val,
+        contents=f"{train} images of training and {val} of evaluation, {shape}, {classes} classes",
+        command="python -m perfexp model=resnet18 mode=train epochs=1 data=images",
+    )
 
 
-def _about(made_by: str, seed: int, counts: dict[str, int], sources: Sequence[tuple[str, Image.Image]]) -> bytes:
-    about = {
-        "made_by": made_by,
+def _about(layout: str, seed: int, counts: dict[str, int], sources: list[Photograph]) -> dict[str, Any]:
+    return {
+        "made_by": f"perfexp make-data {layout}",
         "labels": "The shape that is drawn on each image.",
         "seed": seed,
         "images": counts,
         "photographs": [name for name, _ in sources],
     }
-    return json.dumps(about, indent=1).encode() + b"\n"
 
 
-def _records(photographs: list[Image.Image], count: int, names: list[str], random: np.random.Generator) -> Numbers:
-    """Records of a label and an image each, every class as often as the others, in random order."""
-    labels = random.permutation(count) % len(names)
-    images = [
-        draw(names[label], photographs[random.integers(len(photographs))], random).transpose(2, 0, 1).ravel()
-        for label in labels
-    ]
-    return np.concatenate([labels[:, None].astype(np.uint8), np.stack(images)], axis=1)
+def _images(
+    sources: list[Photograph], names: list[str], count: int, seed: tuple[int, ...], side: int
+) -> Iterator[tuple[int, Numbers]]:
+    """Labels and images uint8 (side, side, 3), every class as often as the others."""
+    for index in range(count):
+        label, random = index % len(names), np.random.default_rng([*seed, index])
+        yield label, _draw(names[label], sources[random.integers(len(sources))][1], random, side)
 
 
-def draw(name: str, photograph: Image.Image, random: np.random.Generator, length: int = _SIDE) -> Numbers:
+def _draw(name: str, photograph: Image.Image, random: np.random.Generator, length: int) -> Numbers:
     """A part of a photograph, uint8 (length, length, 3) for a multiple of 32, with a shape on it."""
     scale = length // _SIDE
     part = min(int(random.integers(scale * _PARTS[0], scale * _PARTS[1])), *photograph.size)

@@ -6,152 +6,101 @@ movements, and in whether they sit; every repetition differs in time and range, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from perfexp.data.cityscapes_folder import MADE
-from perfexp.data.made_streets import refuse_filled
-from perfexp.errors import UserError
-from perfexp.host.files import write_atomically
+from perfexp.data.made import Recipe
 
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Heights of joints of Kinect for Windows SDK 2.0 in the middle, and places right and up of those on the right side,
-#: which the left side mirrors, in meters.
-_MIDDLE = {"SpineBase": 0.95, "SpineMid": 1.2, "Neck": 1.5, "Head": 1.65, "SpineShoulder": 1.4}
-_SIDE = {
-    "Shoulder": (0.18, 1.4),
-    "Elbow": (0.2, 1.12),
-    "Wrist": (0.21, 0.88),
-    "Hand": (0.21, 0.8),
-    "HandTip": (0.21, 0.72),
-    "Thumb": (0.18, 0.8),
-    "Hip": (0.09, 0.93),
-    "Knee": (0.1, 0.52),
-    "Ankle": (0.1, 0.1),
-    "Foot": (0.1, 0.04),
-}
-#: Order of the joints in a line (JointType of the SDK).
-_ORDER = [
-    *("SpineBase", "SpineMid", "Neck", "Head"),
-    *(f"{part}{side}" for side in ("Left", "Right") for part in ("Shoulder", "Elbow", "Wrist", "Hand")),
-    *(f"{part}{side}" for side in ("Left", "Right") for part in ("Hip", "Knee", "Ankle", "Foot")),
-    *("SpineShoulder", "HandTipLeft", "ThumbLeft", "HandTipRight", "ThumbRight"),
-]
-_ARM, _LEG = ("Elbow", "Wrist", "Hand", "HandTip", "Thumb"), ("Knee", "Ankle", "Foot")
+#: Joints by number (JointType of Kinect for Windows SDK 2.0): of a spine from its base to the head, of an arm from the
+#: shoulder to the fingers, and of a leg from the hip to the foot.
+_SPINE = (0, 1, 20, 2, 3)
+_ARMS = ((4, 5, 6, 7, 21, 22), (8, 9, 10, 11, 23, 24))
+_LEGS = ((12, 13, 14, 15), (16, 17, 18, 19))
+#: Heights of the spine's joints, and places of those of a limb, outwards from the middle and up, in meters.
+_SPINE_HEIGHTS = (0.95, 1.2, 1.4, 1.5, 1.65)
+_ARM_PLACES = ((0.18, 1.4), (0.2, 1.12), (0.21, 0.88), (0.21, 0.8), (0.21, 0.72), (0.18, 0.8))
+_LEG_PLACES = ((0.09, 0.93), (0.1, 0.52), (0.1, 0.1), (0.1, 0.04))
+#: The sides that lie to the left and to the right of the middle.
+_OUTWARDS = (-1.0, 1.0)
+#: Turns by the label of a gesture: limbs, index of the joint about which they turn, sides, the axis of the plane
+#: of the turn (0 outwards, 2 forward), and an angle in degrees.
+_GESTURES = (
+    *((_ARMS, 1, (side,), 2, 125.0) for side in (0, 1)),
+    *((_ARMS, 0, (side,), 2, 100.0) for side in (0, 1)),
+    *((_ARMS, 0, (side,), 0, 100.0) for side in (0, 1)),
+    (_ARMS, 0, (0, 1), 2, 150.0),
+    *((_LEGS, 0, (side,), 0, 28.0) for side in (0, 1)),
+)
 _POSITIONS = ("stand", "chair")
 #: Frames of a repetition, noise of a coordinate in meters, and height of a seat below the hips of who stands.
 _FRAMES, _NOISE, _SEAT = (25, 50), 0.008, 0.4
 
 
-class _Turn(NamedTuple):
-    """A limb that turns about a joint, in the plane through an axis (0 right, 2 forward), by a number of degrees."""
-
-    pivot: str
-    limb: tuple[str, ...]
-    axis: int
-    degrees: float
-
-
-#: What turns, by the label of a gesture, on a side or on both.
-_GESTURES = (
-    *((_Turn("Elbow", _ARM[1:], 2, 125.0), side) for side in ("Left", "Right")),
-    *((_Turn("Shoulder", _ARM, 2, 100.0), side) for side in ("Left", "Right")),
-    *((_Turn("Shoulder", _ARM, 0, 100.0), side) for side in ("Left", "Right")),
-    (_Turn("Shoulder", _ARM, 2, 150.0), "both"),
-    *((_Turn("Hip", _LEG, 0, 28.0), side) for side in ("Left", "Right")),
-)
-
-
-def make(root: Path, *, subjects: int, repetitions: int, seed: int, progress: Callable[[str], None]) -> int:
-    """Write the data set into an empty or new folder and return the number of its files; raises `UserError`.
-
-    Args:
-        subjects: number of subjects, who each do every gesture.
-        repetitions: repetitions of a gesture by a subject.
-    """
-    refuse_filled(root)
-    about = {
-        "made_by": "perfexp make-data skeletons",
-        "labels": "The gesture that a skeleton of simple geometry does.",
-        "seed": seed,
-        "subjects": subjects,
-        "repetitions": repetitions,
-    }
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / MADE, json.dumps(about, indent=1).encode() + b"\n")
-        for number in range(subjects):
-            progress(f"subject {number + 1} of {subjects}")
-            random = np.random.default_rng([seed, number])
-            position, body = _POSITIONS[number % len(_POSITIONS)], _Body.of(random)
-            for gesture in range(len(_GESTURES)):
-                for repetition in range(1, repetitions + 1):
-                    frames = body.move(gesture, random, sits=position == "chair")
-                    lines = (",".join(f"{value:.4f}" for value in frame) for frame in frames)
-                    name = f"{101 + number}_18_{gesture}_{repetition}_1_{position}.txt"
-                    write_atomically(root / name, ("\n".join(lines) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
-    return subjects * len(_GESTURES) * repetitions
+def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
+    """Text files of every gesture by a number of subjects, each repeated."""
+    count = subjects * len(_GESTURES) * repetitions
+    return Recipe(
+        about={
+            "made_by": "perfexp make-data skeletons",
+            "labels": "The gesture that a skeleton of simple geometry does.",
+            "seed": seed,
+            "subjects": subjects,
+            "repetitions": repetitions,
+        },
+        files=_files(subjects, repetitions, seed),
+        count=count,
+        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of IntelliRehabDS",
+        remark="It stands in for IntelliRehabDS, and its accuracies are its own.",
+        command="python -m perfexp experiment=full_benchmark model=clip_gesture data=skeletons",
+    )
 
 
-class _Body(NamedTuple):
-    """A subject: size and share of the full range, turn about the vertical in radians, and place in meters."""
-
-    size: float
-    extent: float
-    yaw: float
-    place: _Numbers
-
-    @classmethod
-    def of(cls, random: np.random.Generator) -> _Body:
-        """Draw a subject."""
-        place = np.array([random.uniform(-0.4, 0.4), random.uniform(-1.2, -0.8), random.uniform(1.8, 2.6)])
-        return cls(random.uniform(0.88, 1.12), random.uniform(0.75, 1.0), random.uniform(-0.25, 0.25), place)
-
-    def move(self, gesture: int, random: np.random.Generator, *, sits: bool) -> _Numbers:
-        """One repetition of a gesture, (frames, 75): the limb goes to its end, rests there and comes back."""
-        frames, hold = int(random.integers(*_FRAMES)), random.uniform(1.0, 2.5)
-        reach = np.minimum(hold * np.sin(np.pi * np.linspace(0, 1, frames)) ** 2, 1.0) * random.uniform(0.85, 1.0)
-        turn, side = _GESTURES[gesture]
-        joints = {name: np.tile(place, (frames, 1)) for name, place in _posture(sits=sits).items()}
-        for name in ("Left", "Right") if side == "both" else (side,):
-            _apply(turn, name, joints, np.radians(turn.degrees) * self.extent * reach)
-        moved = np.stack([joints[name] for name in _ORDER], axis=1) * self.size
-        cosine, sine = np.cos(self.yaw), np.sin(self.yaw)
-        turned: _Numbers = moved @ np.array([[cosine, 0, -sine], [0, 1, 0], [sine, 0, cosine]])
-        noisy: _Numbers = turned + self.place + random.normal(0, _NOISE, turned.shape)
-        return noisy.reshape(frames, -1)
+def _files(subjects: int, repetitions: int, seed: int) -> Iterator[tuple[str, bytes]]:
+    for subject in range(subjects):
+        random = np.random.default_rng([seed, subject])
+        position = _POSITIONS[subject % len(_POSITIONS)]
+        body = _posture(sits=position == "chair") * random.uniform(0.88, 1.12)
+        place = random.uniform([-0.4, -1.2, 1.8], [0.4, -0.8, 2.6])
+        yaw, extent = random.uniform(-0.25, 0.25), random.uniform(0.75, 1.0)
+        direction = np.array([[np.cos(yaw), 0, -np.sin(yaw)], [0, 1, 0], [np.sin(yaw), 0, np.cos(yaw)]])
+        for gesture in range(len(_GESTURES)):
+            for repetition in range(1, repetitions + 1):
+                moved = _moved(body, gesture, extent, random) @ direction + place
+                noisy = moved + random.normal(0, _NOISE, moved.shape)
+                lines = [",".join(f"{value:.4f}" for value in frame) + "\n" for frame in noisy.reshape(len(noisy), -1)]
+                name = f"{101 + subject}_18_{gesture}_{repetition}_1_{position}.txt"
+                yield name, "".join(lines).encode()
 
 
-def _posture(*, sits: bool) -> dict[str, _Numbers]:
-    """The joints at rest, standing or on a seat."""
-    places = {name: (0.0, y, 0.0) for name, y in _MIDDLE.items()}
-    for part, (x, y) in _SIDE.items():
-        places |= {f"{part}Right": (x, y, 0.0), f"{part}Left": (-x, y, 0.0)}
-    joints = {name: np.array(place) for name, place in places.items()}
+def _posture(*, sits: bool) -> _Numbers:
+    """The joints at rest, (joints, 3), standing or on a seat."""
+    joints = np.zeros((25, 3))
+    joints[_SPINE, 1] = _SPINE_HEIGHTS
+    for limbs, places in ((_ARMS, _ARM_PLACES), (_LEGS, _LEG_PLACES)):
+        for side, limb in enumerate(limbs):
+            joints[limb, :2] = np.array(places) * (_OUTWARDS[side], 1)
     if sits:
-        for name, place in joints.items():
-            if name.startswith(_LEG):
-                place[2] += _SEAT
-            if not name.startswith(("Ankle", "Foot", "Knee")):
-                place[1] -= _SEAT
+        below = [joint for limb in _LEGS for joint in limb[1:]]
+        joints[below, 2] += _SEAT
+        joints[np.setdiff1d(np.arange(len(joints)), below), 1] -= _SEAT
     return joints
 
 
-def _apply(turn: _Turn, side: str, joints: dict[str, _Numbers], angles: _Numbers) -> None:
-    """Turn the limb of a side by an angle in each frame, outwards or forwards and up."""
-    pivot = joints[f"{turn.pivot}{side}"]
-    outwards = -1.0 if turn.axis == 0 and side == "Left" else 1.0
-    cosine, sine = np.cos(angles), np.sin(angles)
-    for part in turn.limb:
-        arm = joints[f"{part}{side}"] - pivot
-        along, up = arm[:, turn.axis] * outwards, arm[:, 1].copy()
-        arm[:, turn.axis] = outwards * (along * cosine - up * sine)
-        arm[:, 1] = along * sine + up * cosine
-        joints[f"{part}{side}"] = pivot + arm
+def _moved(body: _Numbers, gesture: int, extent: float, random: np.random.Generator) -> _Numbers:
+    """One repetition of a gesture, (frames, joints, 3): a limb goes to its end, rests there and comes back."""
+    frames, hold = int(random.integers(*_FRAMES)), random.uniform(1.0, 2.5)
+    reach = np.minimum(hold * np.sin(np.pi * np.linspace(0, 1, frames)) ** 2, 1.0) * random.uniform(0.85, 1.0)
+    limbs, pivot, sides, axis, degrees = _GESTURES[gesture]
+    angles = np.radians(degrees) * extent * reach[:, None]
+    joints = np.tile(body, (frames, 1, 1))
+    for side in sides:
+        outwards = _OUTWARDS[side] if axis == 0 else 1.0
+        limb = limbs[side][pivot + 1 :]
+        along, up, _ = np.moveaxis((body[limb, :] - body[limbs[side][pivot]])[:, [axis, 1, 2]], 1, 0)
+        joints[:, limb, axis] += outwards * (along * outwards * np.cos(angles) - up * np.sin(angles)) - along
+        joints[:, limb, 1] += along * outwards * np.sin(angles) + up * (np.cos(angles) - 1)
+    return joints

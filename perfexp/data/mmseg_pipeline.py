@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from perfexp.data.cityscapes_folder import AGAIN, VOID, Pair, read_mask, train_ids
 from perfexp.data.image_files import read_image
-from perfexp.data.loading import Preparation
 from perfexp.errors import UserError
 from perfexp.models.mmseg import HostImages
 
@@ -21,7 +22,7 @@ _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
-class Pipeline(Preparation):
+class Pipeline:
     """The training or test pipeline of a configuration, unchanged but for the sizes.
 
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
@@ -29,10 +30,12 @@ class Pipeline(Preparation):
     the configuration has no such pipeline, or it cannot be built.
     """
 
-    def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int) -> None:
+    def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int, seed: int) -> None:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
+        random.seed(seed)  # transforms use these generators here without processes, whose own ones torch seeds
+        np.random.seed(seed % 2**32)
         importlib.import_module("cv2").setNumThreads(0)  # as in mmengine: parallelism comes from the loader's processes
         self._size, self._training = size, training
         described: list[Any] = _sized(_described(config, training=training), size, training=training)
@@ -53,7 +56,7 @@ class Pipeline(Preparation):
     def _of(self) -> str:
         return f"configuration's {'training' if self._training else 'test'} pipeline"
 
-    def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    def prepare(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
         """Uint8 (3, height, width), and int64 (height, width)."""
         try:
             paths = {"img_path": str(pair.image), "seg_map_path": str(pair.mask), "pair": pair}
@@ -72,7 +75,8 @@ class Pipeline(Preparation):
             mask = pad(mask, (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]), value=VOID)
         return image, mask
 
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
+    def join(self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
+        """A batch on the host; raises `UserError` for masks of different sizes."""
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(

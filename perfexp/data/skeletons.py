@@ -1,25 +1,52 @@
-"""Skeletons: labelled movements of joints from a folder, of subjects who are held out for evaluation."""
+"""Skeletons: labelled movements of joints from a folder, of subjects who are held out for evaluation.
+
+The layout is that of IntelliRehabDS (Miron et al., "IntelliRehabDS (IRDS) - A Dataset of Physical Rehabilitation
+Movements"): a text file for each repetition of a gesture, a line for each frame, comma-separated x, y and z of each
+joint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+import io
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
+from torch.utils.data import TensorDataset
 
-from perfexp.data import skeleton_files
-from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples
+from perfexp.data.image_files import folder_of, visible_entries
+from perfexp.data.loading import Loading, Samples
 from perfexp.errors import UserError
+from perfexp.host.untrusted import read_bytes
 from perfexp.models import Session
+
+_LAYOUT = "SUBJECT_DATE_GESTURE_REPETITION_CORRECT_POSITION.txt"
+#: Folders of the published archive with the coordinates alone.
+_FOLDERS = ("SkeletonData/Simplified", "Simplified", "SkeletonData", ".")
+_NAME = re.compile(r"(?P<subject>[^_]+)_[^_]+_(?P<gesture>\d{1,4})_\d+_[123]_[^_.]+\.txt")
+#: Fewest frames of a movement, and limit on a file: the longest published one has 1,586 frames, about 1 MB.
+_LEAST_FRAMES, _MOST_BYTES = 2, 1 << 24
+#: One of so many subjects is held out.
+_HELD_OUT = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """One repetition of a gesture, float32 (frames, columns)."""
+
+    subject: str
+    gesture: int
+    frames: torch.Tensor
 
 
 @dataclass(kw_only=True, eq=False)
 class Skeletons(Loading):
-    """Repetitions of gestures in the layout of IntelliRehabDS; see `perfexp.data.skeleton_files`.
+    """Repetitions of gestures in the layout of IntelliRehabDS.
 
     Each is resampled to the frames of the input size. Columns are standardized by mean and deviation of the training
     subjects. Raises `UserError` without two subjects; files that cannot be used are left out.
@@ -52,46 +79,124 @@ class Skeletons(Loading):
             if (value := getattr(self, key)) < least:
                 raise UserError(f"data.{key}={value}: set {least} or more.")
         self._columns = 3 * self.joints
-        contents = skeleton_files.read(Path(self.root).expanduser(), gestures=self.gestures, columns=self._columns)
-        self._repetitions, self.problems = contents.repetitions, contents.problems
-        held_out = None if self.val_subjects is None else list(map(str, self.val_subjects))
-        self._train, self._val = skeleton_files.split(self._repetitions, held_out)
+        root = folder_of(self.root, "skeletons")
+        repetitions, self.problems = read(root, gestures=self.gestures, columns=self._columns)
+        self._train, self._val = split(repetitions, self.val_subjects)
         self.num_classes: int | None = self.gestures
         self.num_samples: int | None = len(self._train)
         self._standardized = cache(self._standardized_in)
 
-    def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[LoadedBatches]:
+    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(
                 f"These skeletons have {self._columns} columns per frame, not {columns}: set "
                 f"input_size=FRAMESx{self._columns}, for example 20x{self._columns}."
             )
-        inputs, labels = self._standardized(frames, training)
-        order = Order(len(labels), seed if training else None)
-        samples = Samples(range(len(labels)), Movements(inputs, labels))
-        return self.batches(samples, session, batch_size, training, seed, order)
+        return Samples(TensorDataset(*self._standardized(frames, training)))
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Movements in a number of frames, and their labels, of one side of the split."""
-        train, val = (self._resampled(numbers, frames) for numbers in (self._train, self._val))
-        mean, deviation = train.mean(axis=(0, 1), dtype=np.float64), train.std(axis=(0, 1), dtype=np.float64)
-        numbers, movements = (self._train, train) if training else (self._val, val)
-        values = (movements - mean) / np.where(deviation > 0, deviation, 1.0)
-        labels = [self._repetitions[number].gesture for number in numbers]
-        return torch.from_numpy(values.astype(np.float32)), torch.tensor(labels)
-
-    def _resampled(self, numbers: Sequence[int], frames: int) -> skeleton_files.Frames:
-        return np.stack([skeleton_files.resampled(self._repetitions[number].frames, frames) for number in numbers])
+        deviation, mean = torch.std_mean(_resampled(self._train, frames), dim=(0, 1), correction=0)
+        side = self._train if training else self._val
+        values = (_resampled(side, frames) - mean) / torch.where(deviation > 0, deviation, 1.0)
+        return values.float(), torch.tensor([repetition.gesture for repetition in side])
 
 
-class Movements(Preparation):
-    """Preparation of movements that are standardized already."""
+def _resampled(repetitions: Sequence[Repetition], frames: int) -> torch.Tensor:
+    return torch.stack([resampled(repetition.frames, frames) for repetition in repetitions])
 
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        self._inputs, self._labels = inputs, labels
 
-    def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inputs[number], self._labels[number]
+def resampled(frames: torch.Tensor, count: int) -> torch.Tensor:
+    """A movement in a number of frames at equal distances from the first to the last, in float64."""
+    return interpolate(frames.double().T[None], count, mode="linear", align_corners=True)[0].T
+
+
+def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], list[str]]:
+    """All repetitions in and below a folder by name, and a line about each file that cannot be used.
+
+    Raises `UserError` if there are none.
+
+    Args:
+        gestures: number of gestures; labels are below it.
+        columns: columns of a frame.
+    """
+    folder = next(root / name for name in _FOLDERS if (root / name).is_dir())
+    repetitions, problems, names = [], [], set()
+    for file in sorted(_files(folder, root), key=lambda path: (path.name, path)):
+        try:
+            if file.name in names:
+                raise _Unusable(f"another file has the name {file.name}")
+            names.add(file.name)
+            repetitions.append(_repetition(file, gestures=gestures, columns=columns))
+        except _Unusable as reason:
+            problems.append(f"{file.relative_to(root)}: {reason}")
+    if not repetitions:
+        looked_for = f"The first of {len(problems)} problems: {problems[0]}." if problems else f"Looked for {_LAYOUT}."
+        trial = "perfexp make-data skeletons DIR makes a small set to try out."
+        raise UserError(f"There are no skeletons in {folder.absolute()}. {looked_for} {trial}")
+    return repetitions, problems
+
+
+def split(
+    repetitions: Sequence[Repetition], held_out: Sequence[str] | None
+) -> tuple[list[Repetition], list[Repetition]]:
+    """Repetitions of the subjects for training, and of those that are held out; raises `UserError` if a side has none.
+
+    Args:
+        held_out: subjects; None for every fifth, by name, or the last of fewer.
+    """
+    subjects = sorted({repetition.subject for repetition in repetitions}, key=lambda name: (len(name), name))
+    chosen = subjects[_HELD_OUT - 1 :: _HELD_OUT] or subjects[-1:] if held_out is None else list(map(str, held_out))
+    if unknown := sorted(set(chosen) - set(subjects)):
+        raise UserError(f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are {', '.join(subjects)}.")
+    train = [repetition for repetition in repetitions if repetition.subject not in chosen]
+    val = [repetition for repetition in repetitions if repetition.subject in chosen]
+    if not train or not val:
+        raise UserError(f"Subjects are split into training and evaluation, and there are {len(subjects)}: two or more.")
+    return train, val
+
+
+class _Unusable(Exception):
+    """Raised with the reason why a file cannot be used."""
+
+
+def _files(folder: Path, root: Path) -> Iterator[Path]:
+    for entry in visible_entries(folder, root):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path), root)
+        elif entry.name.endswith(".txt") and entry.is_file():
+            yield Path(entry.path)
+
+
+def _repetition(file: Path, *, gestures: int, columns: int) -> Repetition:
+    match = _NAME.fullmatch(file.name)
+    if match is None:
+        raise _Unusable(f"its name is not {_LAYOUT}")
+    gesture = int(match["gesture"])
+    if gesture >= gestures:
+        raise _Unusable(f"gesture {gesture} is not one from 0 to {gestures - 1}")
+    return Repetition(subject=match["subject"], gesture=gesture, frames=_frames(file, columns))
+
+
+def _frames(file: Path, columns: int) -> torch.Tensor:
+    """The numbers of a file, all finite, in a fixed number of columns."""
+    try:
+        lines = [line.rstrip(", ") for line in read_bytes(file.resolve(), _MOST_BYTES).decode().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise _Unusable(f"it can't be read: {reason}") from error
+    lines = [line for line in lines if line]
+    if len(lines) < _LEAST_FRAMES:
+        raise _Unusable(f"number of frames: {len(lines)}, {_LEAST_FRAMES} or more are needed")
+    for number, line in enumerate(lines, 1):
+        if (count := line.count(",") + 1) != columns:
+            raise _Unusable(f"frame {number} has {count} columns instead of {columns}")
+    try:
+        frames = np.loadtxt(io.StringIO("\n".join(lines)), np.float32, delimiter=",", ndmin=2, comments=None)
+    except ValueError as error:
+        raise _Unusable(str(error).rstrip(".")) from error
+    if len(wrong := np.argwhere(~np.isfinite(frames))):
+        frame, column = wrong[0] + 1
+        raise _Unusable(f"frame {frame}, column {column} is not finite, the first of {len(wrong)}")
+    return torch.from_numpy(frames)

@@ -28,38 +28,33 @@ COMPLEX_MACS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
-    """A sum of products, linear in each operand, so that each operand's gradient takes as many MACs as the sum.
+class Term:
+    """Part of an operator's work, of which the gradient of each operand takes as many FLOPs again.
 
+    So it is for a sum of products, which is linear in each operand; `other_flops` are those of anything else.
     `operands` has the tensors that each operand is computed from: mostly itself.
     """
 
-    macs: int
-    operands: tuple[Tensors, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contraction:
-    """The products of an operator, and the FLOPs between them (the softmax of an attention)."""
-
-    products: tuple[Product, ...]
+    macs: int = 0
     other_flops: int = 0
-    other_operands: Tensors = ()
+    operands: tuple[Tensors, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the term."""
+        return 2 * self.macs + self.other_flops
 
 
-Formula = Callable[[Arguments, Any], Contraction]
+Formula = Callable[[Arguments, Any], list[Term]]
 
 
-def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> Contraction | None:
-    """The products of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
+def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Term] | None:
+    """The terms of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
     formula = _FORMULAS.get(operator)
     if formula is None:
         return None
-    contraction = formula(arguments, outputs)
-    if not any(tensor.is_complex() for tensor in tensors_in(outputs)):
-        return contraction
-    products = (replace(product, macs=COMPLEX_MACS * product.macs) for product in contraction.products)
-    return replace(contraction, products=tuple(products))
+    parts = COMPLEX_MACS if any(tensor.is_complex() for tensor in tensors_in(outputs)) else 1
+    return [replace(term, macs=parts * term.macs) for term in formula(arguments, outputs)]
 
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
@@ -86,26 +81,21 @@ def _directions(values: int | Sequence[int], count: int) -> Shape:
     return values * count if len(values) == 1 else values
 
 
-def _single(macs: int, *operands: torch.Tensor) -> Contraction:
-    return Contraction(products=(Product(macs=macs, operands=tuple((operand,) for operand in operands)),))
+def _single(macs: int, *operands: torch.Tensor) -> list[Term]:
+    return [Term(macs=macs, operands=tuple((operand,) for operand in operands))]
 
 
-def _matrices(left: str, right: str) -> Formula:
-    """(…, m, k) × (…, k, n): each element on the left meets n on the right; for vectors n is 1."""
+def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
+    """(…, m, k) × (…, k, n): each element on the left meets n on the right, its size there; for vectors n is 1."""
 
-    def formula(arguments: Arguments, _: Any) -> Contraction:
+    def formula(arguments: Arguments, _: Any) -> list[Term]:
         first, second = arguments[left], arguments[right]
-        return _single(first.numel() * (second.shape[-1] if second.dim() > 1 else 1), first, second)
+        return _single(first.numel() * (second.shape[dimension] if second.dim() > 1 else 1), first, second)
 
     return formula
 
 
-def _linear(arguments: Arguments, _: Any) -> Contraction:
-    inputs, weight = arguments["input"], arguments["weight"]
-    return _single(inputs.numel() * (weight.shape[0] if weight.dim() > 1 else 1), inputs, weight)
-
-
-def _trilinear(arguments: Arguments, _: Any) -> Contraction:
+def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
     """Σ a·b·c over the broadcast shape of the three; the second multiplication is not counted separately."""
     operands = [arguments[name] for name in ("i1", "i2", "i3")]
     for position, operand in enumerate(operands):
@@ -122,58 +112,54 @@ def _convolution_macs(arguments: Arguments, inputs: torch.Tensor, outputs: torch
     return int(met.numel() * prod(arguments["weight"].shape[1:]))
 
 
-def _convolution(arguments: Arguments, outputs: Any) -> Contraction:
+def _convolution(arguments: Arguments, outputs: Any) -> list[Term]:
     inputs = arguments["input" if "input" in arguments else "self"]
     outputs = next(iter(outputs)) if isinstance(outputs, (tuple, list)) else outputs
     return _single(_convolution_macs(arguments, inputs, outputs), inputs, arguments["weight"])
 
 
-def _gradients_of_convolution(arguments: Arguments, _: Any) -> Contraction:
+def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
     """One gradient, or those that the mask selects; each takes the MACs of the convolution."""
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
     wanted = arguments.get("output_mask", (True, False))[:2]
     others = [other for other, asked in zip((arguments["weight"], inputs), wanted, strict=True) if asked]
-    return Contraction(products=tuple(Product(macs=macs, operands=((grad,), (other,))) for other in others))
+    return [Term(macs=macs, operands=((grad,), (other,))) for other in others]
 
 
-def _attention(arguments: Arguments, _: Any) -> Contraction:
+def _attention(arguments: Arguments, _: Any) -> list[Term]:
     """Softmax(q kᵀ) v without regard to masks; q is (N, heads, L, E), k (…, S, E), v (…, S, Ev)."""
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
     scores = query.numel() // query.shape[-1] * key.shape[-2]
-    return Contraction(
-        products=(
-            Product(macs=scores * query.shape[-1], operands=((query,), (key,))),
-            Product(macs=scores * value.shape[-1], operands=((query, key), (value,))),
-        ),
-        other_flops=SOFTMAX_FLOPS * scores,
-        other_operands=(query, key),
-    )
+    return [
+        Term(macs=scores * query.shape[-1], operands=((query,), (key,))),
+        Term(other_flops=SOFTMAX_FLOPS * scores, operands=((query, key),)),
+        Term(macs=scores * value.shape[-1], operands=((query, key), (value,))),
+    ]
 
 
-def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> Contraction:
+def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> list[Term]:
     """Each matrix of a recurrent network meets each step of each sequence; elementwise work is not counted.
 
     Inputs are (steps, N, features), or (steps of all sequences, features) if packed. A layer has `stride` weights per
     direction: input matrix, hidden matrix, biases, projection.
     """
     steps = inputs.numel() // inputs.shape[-1]
-    everything = (inputs, *weights)
-    products = []
+    terms = []
     for position, weight in enumerate(weights):
-        if weight.dim() != 2:
-            continue
-        first = position % stride == 0 and position < stride * directions
-        products.append(Product(macs=steps * weight.numel(), operands=((inputs,) if first else everything, (weight,))))
-    return Contraction(products=tuple(products))
+        if weight.dim() == 2:
+            is_first = position % stride == 0 and position < stride * directions
+            sources = (inputs,) if is_first else (inputs, *weights)
+            terms.append(Term(macs=steps * weight.numel(), operands=(sources, (weight,))))
+    return terms
 
 
-def _cudnn_rnn(arguments: Arguments, _: Any) -> Contraction:
+def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
     directions = 2 if arguments["bidirectional"] else 1
     return _recurrence(arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions)
 
 
-def _mkldnn_rnn(arguments: Arguments, _: Any) -> Contraction:
+def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
     return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
 
 
@@ -200,7 +186,7 @@ _FORMULAS: dict[str, Formula] = {
     "aten::addmv": _matrices("mat", "vec"),
     "aten::dot": _matrices("self", "tensor"),
     "aten::vdot": _matrices("self", "other"),
-    "aten::linear": _linear,
+    "aten::linear": _matrices("input", "weight", 0),
     "aten::_trilinear": _trilinear,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(_GRADIENTS, _gradients_of_convolution),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from perfexp.work import Geometry
-from perfexp.work.contractions import Arguments, Contraction, contraction_of, geometry_of
+from perfexp.work.contractions import Arguments, Term, contraction_of, geometry_of
 from perfexp.work.costs import cost_of
 from perfexp.work.tensors import Region, is_number, region_of, storage_of, tensors_in
 
@@ -72,7 +73,7 @@ def kernel_of(
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
-    reserves = name in _RESERVING
+    reserves, formula = name in _RESERVING, flop_registry.get(operator.overloadpacket)
     overwrites = name in _OVERWRITING or any(argument.is_out for argument in operator._schema.arguments)
     unread = {id(tensor) for tensor in changed} if overwrites else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
@@ -83,7 +84,9 @@ def kernel_of(
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
-        **_work(operator, arguments, outputs, weights),
+        **_work(
+            operator, arguments, outputs, weights, formula and partial(formula, *args, **keywords, out_val=outputs)
+        ),
     )
 
 
@@ -108,53 +111,43 @@ def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: M
 
 
 def _work(
-    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
+    operator: torch._ops.OpOverload,
+    arguments: Arguments,
+    outputs: Any,
+    weights: Collection[int],
+    registered: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    contraction = contraction_of(operator._schema.name, arguments, outputs)
-    if contraction is not None:
-        recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
-        return _of_contraction(contraction, weights if recorded else None)
-    flops = cost_of(operator, arguments, outputs)
-    differentiable = torch.is_grad_enabled() and [
-        tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
-    ]
-    work: dict[str, Any] = {"macs": 0, "flops": flops, "input_gradient_flops": 0, "weight_gradient_flops": 0}
-    if flops is None:
-        registered = _registered(operator, arguments, outputs)
-        work["macs"], work["flops"] = (registered or 0) // 2, registered or 0
-        work["known"], work["backward_known"] = registered is not None, not differentiable
-    elif flops and differentiable and any(map(is_number, tensors_in(outputs))):
-        of_weights = [storage_of(tensor) in weights for tensor in differentiable]
-        work["weight_gradient_flops"] = flops if any(of_weights) else 0
-        work["input_gradient_flops"] = flops if not all(of_weights) else 0
-    return work
+    """Fields of a kernel about its work; gradients count where autograd records.
 
-
-def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
-    """Fields of a kernel that is a contraction; weights are None where autograd does not record."""
-    macs = sum(product.macs for product in contraction.products)
+    Args:
+        registered: returns FLOPs by torch's registry, where a custom operator may have a formula.
+    """
+    terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
+    differentiable = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
+    is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
+    if terms is None:
+        flops = cost_of(operator, arguments, outputs)
+        if flops is None:
+            known = {"known": registered is not None, "backward_known": not (is_recorded and differentiable)}
+            macs, rest = divmod(registered() if registered else 0, 2)
+            terms = [Term(macs=macs, other_flops=rest)]
+        else:
+            of_numbers = differentiable if any(map(is_number, tensors_in(outputs))) else []
+            sides = [tuple(one for one in of_numbers if (storage_of(one) in weights) is side) for side in (True, False)]
+            terms = [Term(other_flops=flops, operands=tuple(sides))]
     of_inputs = of_weights = 0
-    for product in contraction.products if weights is not None else ():
-        for sources in product.operands:
+    for term in terms if is_recorded else ():
+        for sources in term.operands:
             if not any(source.requires_grad for source in sources):
                 continue
-            if weights is not None and all(storage_of(source) in weights for source in sources):
-                of_weights += 2 * product.macs
+            if all(storage_of(source) in weights for source in sources):
+                of_weights += term.flops
             else:
-                of_inputs += 2 * product.macs
-    if weights is not None and any(operand.requires_grad for operand in contraction.other_operands):
-        of_inputs += contraction.other_flops
-    flops = 2 * macs + contraction.other_flops
-    gradients = {"input_gradient_flops": of_inputs, "weight_gradient_flops": of_weights}
-    return {"macs": macs, "flops": flops, **gradients}
-
-
-def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs by torch's registry, where a custom operator may have a formula."""
-    formula = flop_registry.get(operator.overloadpacket)
-    if formula is None:
-        return None
-    declared = operator._schema.arguments
-    positional = [arguments[argument.name] for argument in declared if not argument.kwarg_only]
-    keywords = {argument.name: arguments[argument.name] for argument in declared if argument.kwarg_only}
-    return int(formula(*positional, **keywords, out_val=outputs))
+                of_inputs += term.flops
+    return {
+        "macs": sum(term.macs for term in terms),
+        "flops": sum(term.flops for term in terms),
+        "input_gradient_flops": of_inputs,
+        "weight_gradient_flops": of_weights,
+        **known,
+    }

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perfexp.errors import PerfexpError
 from perfexp.host.forked import Ended, Forked
 from perfexp.work import Inconclusive, forked_cuda
-from perfexp.work.tensors import tensors_in
 
 #: Errors of a module for an input that it cannot take (and for much else).
 MODULE_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError)
@@ -157,8 +156,3 @@ def _refuses(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.dtype
 def is_stand_in(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has no memory."""
     return tensor.is_meta or isinstance(tensor, fake_tensor.FakeTensor)
-
-
-def has_stand_ins(value: Any) -> bool:
-    """Return whether any tensor in a nested value has no memory."""
-    return any(map(is_stand_in, tensors_in(value)))

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfexp.data.cifar_files import FORMATS, Format
+from perfexp.data.cifar_files import FORMATS, Binary, Pickles
+
+Format = Binary | Pickles
 
 #: Images of each file.
 COUNT = 6
@@ -36,14 +38,14 @@ def fields(style: Format, file: str) -> dict[str, Any]:
 
 def content(style: Format, file: str) -> bytes:
     names = [
-        f"class {number}" if style.labels else f"class-{number}"
+        f"class {number}" if isinstance(style, Pickles) else f"class-{number}"
         for number in range(100 if "100" in style.folder else 10)
     ]
-    if file == style.names[0]:
-        if style.label_bytes:
+    if file == style.files[-1]:
+        if isinstance(style, Binary):
             return "\n".join([*names, "", ""]).encode()
-        return pickle.dumps({"num_vis": 3072, style.names[1]: names}, 2)
-    if not style.label_bytes:
+        return pickle.dumps({"num_vis": 3072, style.names: names}, 2)
+    if isinstance(style, Pickles):
         return pickle.dumps(fields(style, file), 2)
     pixels, labels = images(style, file)
     coarse = np.full((COUNT, style.label_bytes - 1), 7, np.uint8)  # of CIFAR-100, before the label
@@ -61,7 +63,7 @@ def write(root: Path, style: Format) -> Path:
 
 def publish(monkeypatch: pytest.MonkeyPatch, style: Format, folder: Path) -> None:
     """Have the pickles in a folder be the published ones."""
-    for file in style.published:
+    for file in style.published if isinstance(style, Pickles) else ():
         digest = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
         monkeypatch.setitem(style.published, file, digest)  # type: ignore[arg-type]
 

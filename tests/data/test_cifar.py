@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfexp.data import Batches, device_batches, made_shapes
 from perfexp.data.cifar import Cifar
-from perfexp.data.cifar_files import FORMATS, Format, read
+from perfexp.data.cifar_files import FORMATS, read
 from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
 from perfexp.devices import Pipeline
 from perfexp.devices.cpu import CpuDevice
@@ -24,7 +24,7 @@ from perfexp.models import Execution, Precision, Session
 from perfexp.models.module import adapt
 from perfexp.models.torchvision_import import import_torchvision
 from tests.data import cifar_folders
-from tests.data.cifar_folders import BINARY, COUNT, PICKLED, STYLES
+from tests.data.cifar_folders import BINARY, COUNT, PICKLED, STYLES, Format
 
 # Torch starts the loader's workers by fork; Python 3.12 and later warn of that where there are threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -66,7 +66,7 @@ def test_each_format_gives_its_images_and_labels(
     folder = cifar_folders.write(tmp_path, style)
     cifar_folders.publish(monkeypatch, style, folder)
     contents = read(folder if inside else tmp_path, classes_of(style))
-    for part, files in ((contents.train, style.train), (contents.test, (style.test,))):
+    for part, files in ((contents.train, style.files[:-2]), (contents.test, style.files[-2:-1])):
         pixels, labels = zip(*(cifar_folders.images(style, file) for file in files), strict=True)
         np.testing.assert_array_equal(part.pixels, np.concatenate(pixels))
         assert part.labels.tolist() == [label for listed in labels for label in listed]
@@ -94,12 +94,13 @@ def test_the_classes_are_those_that_the_files_name(root: Path) -> None:
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.folder)
 def test_a_missing_file_is_named_with_its_archive(tmp_path: Path, style: Format) -> None:
-    (cifar_folders.write(tmp_path, style) / style.train[0]).unlink()
+    (cifar_folders.write(tmp_path, style) / style.files[0]).unlink()
     with pytest.raises(UserError) as caught:
         read(tmp_path, classes_of(style))
     told = str(caught.value)
-    assert f"lacks {style.train[0]}." in told
-    assert all(text in told for text in (style.archive, style.md5, style.folder, "data.download=true"))
+    assert f"lacks {style.files[0]}." in told
+    native = FORMATS[classes_of(style)][0]
+    assert all(text in told for text in (native.archive, native.md5, native.folder, "data.download=true"))
 
 
 @pytest.mark.parametrize("classes", FORMATS)
@@ -159,10 +160,10 @@ def test_the_hostile_pickles_would_run(tmp_path: Path) -> None:
 def test_published_checksums_are_those_of_torchvision() -> None:
     datasets = import_torchvision().datasets
     for classes, known in ((10, datasets.CIFAR10), (100, datasets.CIFAR100)):
-        [style] = (style for style in FORMATS[classes] if style.published)
+        _, style = FORMATS[classes]
         meta = (known.meta["filename"], known.meta["md5"])
         assert style.published == dict([*known.train_list, *known.test_list, meta])
-        assert (style.archive, style.md5, style.folder) == (known.filename, known.tgz_md5, known.base_folder)
+        assert style.folder == known.base_folder
 
 
 def _irregular(file: Path) -> None:
@@ -417,8 +418,8 @@ def test_what_a_model_is_compiled_for_compiles_its_training_batches(
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Cifar:
     root = tmp_path_factory.mktemp("shapes") / "made"
-    counts = {"train": 1500, "test": 400}
-    made_shapes.make(root, photographs=None, counts=counts, classes=10, seed=0, progress=lambda text: None)
+    recipe = made_shapes.cifar(photographs=None, train=1500, test=400, classes=10, seed=0)
+    recipe.write(root, lambda text: None)
     return Cifar(root=str(root), pipeline=Pipeline.device)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perfexp.data import cifar_archive, cifar_files
+from perfexp.data import cifar_files
 from perfexp.data.cifar import Cifar
 from perfexp.errors import UserError
 from perfexp.host import locks
@@ -109,12 +109,12 @@ def test_an_interrupted_download_continues(
     publish(site, monkeypatch, packed())
     site.breaks_after, site.knows_ranges = 1000, knows_ranges
     with pytest.raises(UserError, match=r"could not be downloaded.*Repeat the command") as caught:
-        cifar_archive.ensure(tmp_path, 10)
+        cifar_files.download(tmp_path, 10)
     assert "\n" not in str(caught.value)
     assert (tmp_path / f"{BINARY.archive}.part").stat().st_size == 1000
-    cifar_archive.ensure(tmp_path, 10)
+    cifar_files.download(tmp_path, 10)
     assert site.ranges == ["bytes=0-", "bytes=1000-"]
-    assert cifar_files.is_complete(tmp_path, 10)
+    assert cifar_files.find(tmp_path, 10)[2] == []
 
 
 def test_a_download_that_ended_before_it_was_checked_is_whole(
@@ -122,8 +122,8 @@ def test_a_download_that_ended_before_it_was_checked_is_whole(
 ) -> None:
     publish(site, monkeypatch, packed())
     (tmp_path / f"{BINARY.archive}.part").write_bytes(site.content)
-    cifar_archive.ensure(tmp_path, 10)
-    assert cifar_files.is_complete(tmp_path, 10)
+    cifar_files.download(tmp_path, 10)
+    assert cifar_files.find(tmp_path, 10)[2] == []
 
 
 def test_another_checksum_is_refused_and_nothing_is_unpacked(
@@ -132,11 +132,11 @@ def test_another_checksum_is_refused_and_nothing_is_unpacked(
     publish(site, monkeypatch, packed())
     site.content = b"something else"
     with pytest.raises(UserError, match="another MD5"):
-        cifar_archive.ensure(tmp_path, 10)
+        cifar_files.download(tmp_path, 10)
     assert not list(tmp_path.glob("cifar*"))
     (tmp_path / BINARY.archive).write_bytes(b"something else")
     with pytest.raises(UserError, match=r"another MD5.*Remove it"):
-        cifar_archive.ensure(tmp_path, 10)
+        cifar_files.download(tmp_path, 10)
     assert len(site.ranges) == 1
 
 
@@ -145,8 +145,8 @@ def test_an_archive_that_lies_there_needs_no_network(
 ) -> None:
     publish(site, monkeypatch, packed())
     (tmp_path / BINARY.archive).write_bytes(site.content)
-    cifar_archive.ensure(tmp_path, 10)
-    assert cifar_files.is_complete(tmp_path, 10)
+    cifar_files.download(tmp_path, 10)
+    assert cifar_files.find(tmp_path, 10)[2] == []
     assert not site.ranges
 
 
@@ -169,7 +169,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 def test_names_in_an_archive_decide_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     strange = (member("../outside"), member(f"{tmp_path}/absolute"), member(f"{BINARY.folder}/other"))
     publish(site, monkeypatch, packed(*strange, member(BINARY.folder, tarfile.SYMTYPE, str(tmp_path))))
-    cifar_archive.ensure(tmp_path / "data", 10)
+    cifar_files.download(tmp_path / "data", 10)
     assert names_in(tmp_path / "data" / BINARY.folder) == set(BINARY.files)
     assert not (tmp_path / "data" / BINARY.folder).is_symlink()
     assert not [name for name in ("outside", "absolute") if (tmp_path / name).exists()]
@@ -182,7 +182,7 @@ def test_a_member_that_is_not_a_file_is_refused(
     name = f"{BINARY.folder}/test_batch.bin"
     publish(site, monkeypatch, packed(member(name, kind, "/etc/passwd"), without="test_batch.bin"))
     with pytest.raises(UserError, match=f"{name} in .* is not a file"):
-        cifar_archive.ensure(tmp_path, 10)
+        cifar_files.download(tmp_path, 10)
     assert not (tmp_path / name).exists()
 
 
@@ -192,5 +192,5 @@ def test_an_archive_that_is_not_whole_is_refused(
 ) -> None:
     publish(site, monkeypatch, content)
     with pytest.raises(UserError, match=r"can't be (unpacked|used)") as caught:
-        cifar_archive.ensure(tmp_path, 10)
+        cifar_files.download(tmp_path, 10)
     assert "\n" not in str(caught.value)

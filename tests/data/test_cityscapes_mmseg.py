@@ -93,10 +93,10 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
     """At 1200 pixels of height most crops are larger than their picture, which is 512 to 2048 high, and are padded."""
     if not training:
         size = SIZE
-    pipeline = Pipeline(session.config, size, training=training, classes=19)
+    pipeline = Pipeline(session.config, size, training=training, classes=19, seed=0)
     pairs = find_pairs(streets, "train" if training else "val")
     seeded()
-    pictures, masks = pipeline.collate([pipeline(pair) for pair in pairs[:2]])
+    pictures, masks = pipeline.join([pipeline.prepare(pair) for pair in pairs[:2]])
     batch = session.place(Batch(inputs=pictures, targets=masks))
     inputs, targets = by_mmengine(session, streets, size, training=training)
     assert batch.inputs.shape == (2, 3, *size)
@@ -105,15 +105,15 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
 
 
 def test_a_test_shows_the_whole_picture_whatever_the_shape_of_the_point(session: MmsegSession, streets: Path) -> None:
-    pipeline = Pipeline(session.config, (96, 96), training=False, classes=19)
-    picture, mask = pipeline(find_pairs(streets, "val")[0])
+    pipeline = Pipeline(session.config, (96, 96), training=False, classes=19, seed=0)
+    picture, mask = pipeline.prepare(find_pairs(streets, "val")[0])
     assert (picture.shape, picture.dtype, mask.shape) == ((3, 96, 96), torch.uint8, SIZE)
 
 
 def test_masks_with_label_ids_become_train_ids(session: MmsegSession, tmp_path: Path) -> None:
     root = write_streets(tmp_path, size=SIZE, label_ids=True)
-    pipeline = Pipeline(session.config, SIZE, training=False, classes=19)
-    _, mask = pipeline(find_pairs(root, "val")[0])
+    pipeline = Pipeline(session.config, SIZE, training=False, classes=19, seed=0)
+    _, mask = pipeline.prepare(find_pairs(root, "val")[0])
     assert [int(mask[0, number]) for number in (0, 7, 8, 9, 11, 19, 29, 31, 33)] == [
         VOID,
         0,
@@ -152,19 +152,19 @@ def test_the_seed_makes_batches_reproducible(session: MmsegSession, streets: Pat
 def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: Path) -> None:
     root = write_streets(tmp_path, size=SIZE)
     pair = find_pairs(root, "val")[0]
-    pipeline = Pipeline(session.config, SIZE, training=False, classes=19)
+    pipeline = Pipeline(session.config, SIZE, training=False, classes=19, seed=0)
     change_mask(pair.mask, 20)
     with pytest.raises(UserError, match=rf"{pair.mask} has labels that are not train ids: 20"):
-        pipeline(pair)
+        pipeline.prepare(pair)
     Image.new("L", (10, 20)).save(pair.mask)
     with pytest.raises(UserError, match=rf"{pair.mask} is 20 × 10, its image 64 × 128"):
-        pipeline(pair)
+        pipeline.prepare(pair)
     cut_off(pair.mask)
     with pytest.raises(UserError, match=rf"{pair.mask} can't be read as a mask"):
-        pipeline(pair)
+        pipeline.prepare(pair)
     cut_off(pair.image)
     with pytest.raises(UserError, match=rf"{pair.image} can't be read as an image"):
-        pipeline(pair)
+        pipeline.prepare(pair)
 
 
 def test_pictures_of_several_sizes_are_told_where_they_can_not_be_one_batch(
@@ -186,27 +186,26 @@ def test_a_pipeline_of_another_configuration_is_understood_or_told(session: Mmse
     config.train_dataloader.dataset = {"type": "RepeatDataset", "times": 2, "dataset": described}
     described.pipeline[1].reduce_zero_label = True  # of other data
     pair = find_pairs(streets, "train")[0]
-    assert Pipeline(config, SIZE, training=True, classes=19)(pair)[0].shape == (3, *SIZE)
+    assert Pipeline(config, SIZE, training=True, classes=19, seed=0).prepare(pair)[0].shape == (3, *SIZE)
     described.pipeline = [step for step in described.pipeline if step.type not in ("RandomCrop", "RandomResize")]
     with pytest.raises(UserError, match=r"makes 64 × 128 pixels of .*the point is 32 × 64: it needs a RandomCrop"):
-        Pipeline(config, (32, 64), training=True, classes=19)(pair)
+        Pipeline(config, (32, 64), training=True, classes=19, seed=0).prepare(pair)
     described.pipeline[-2].type = "NoSuchTransform"
     with pytest.raises(UserError, match=r"can't be built: .*NoSuchTransform"):
-        Pipeline(config, SIZE, training=True, classes=19)
+        Pipeline(config, SIZE, training=True, classes=19, seed=0)
     described.pipeline = described.pipeline[:1]
     with pytest.raises(UserError, match="loads no masks"):
-        Pipeline(config, SIZE, training=True, classes=19)
+        Pipeline(config, SIZE, training=True, classes=19, seed=0)
     for key in ("train_dataloader", "train_pipeline"):
         config.pop(key)
     with pytest.raises(UserError, match="no train_pipeline"):
-        Pipeline(config, SIZE, training=True, classes=19)
+        Pipeline(config, SIZE, training=True, classes=19, seed=0)
 
 
 def test_an_option_changes_a_transform(streets: Path) -> None:
     smaller = opened(**{"train_dataloader.dataset.pipeline.2.scale": [64, 32]})
-    pictures = [
-        Pipeline(smaller.config, (64, 128), training=True, classes=19)(pair)[0] for pair in find_pairs(streets, "train")
-    ]
+    pipeline = Pipeline(smaller.config, (64, 128), training=True, classes=19, seed=0)
+    pictures = [pipeline.prepare(pair)[0] for pair in find_pairs(streets, "train")]
     assert all(picture.shape[1] * 2 == picture.shape[2] for picture in pictures)
     assert all(16 <= picture.shape[1] <= 64 for picture in pictures)  # of scales from a half to two
     assert len({picture.shape for picture in pictures}) > 1

@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 import torch
 
-from perfexp.data.loading import LoadedBatches
+from perfexp.data.loading import LoadedBatches, Order
 from perfexp.models import Batch
 
 #: A loader's process that comes to its first line after its parent was killed: torch's own look takes whoever is its
 #: parent by then for the one to watch.
 ORPHAN = """
-import os, signal, time
-from perfexp.data.loading import Loading
+import os, signal, time, torch
+from perfexp.data.loading import Loading, Samples
 os.register_at_fork(after_in_child=lambda: time.sleep(0.5))
-loading = Loading(workers=1, pin_memory=False, prefetch_factor=1)
-iterator = iter(loading.loader([1, 2], 1, list, training=False, seed=0))
+class Data(Loading):
+    def samples(self, *_, **__):
+        return Samples([(torch.ones(1), None)] * 2)
+data = Data(workers=1, pin_memory=False, prefetch_factor=1)
+batches = data.open(session=None, input_size=(1, 1), batch_size=1, training=False, seed=0).__enter__()
+iterator = iter(batches._loader)
 print("begun", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -47,9 +51,15 @@ def test_a_process_that_loads_ends_though_its_parent_was_killed_before_it_could_
 #: A loader whose process hands over one batch.
 BATCH = """
 import torch
-from perfexp.data.loading import Loading
-loading = Loading(workers=1, pin_memory=False, prefetch_factor=1)
-print(next(iter(loading.loader([torch.ones(2)], 1, torch.stack, training=False, seed=0))).tolist())
+from types import SimpleNamespace
+from perfexp.data.loading import Loading, Samples
+class Data(Loading):
+    def samples(self, *_, **__):
+        return Samples([(torch.ones(2), None)])
+session = SimpleNamespace(place=lambda batch: batch)
+data = Data(workers=1, pin_memory=False, prefetch_factor=1)
+with data.open(session=session, input_size=(1, 1), batch_size=1, training=False, seed=0) as batches:
+    print(batches.next().inputs.tolist())
 """
 
 
@@ -96,7 +106,7 @@ class Loader:
 
 def test_a_batch_stays_on_the_host_until_the_next_has_been_loaded_as_in_a_for_statement() -> None:
     loader = Loader()
-    batches = LoadedBatches(loader, 6, 2, SimpleNamespace(place=loader.place))  # type: ignore[arg-type]
+    batches = LoadedBatches(loader, Order(6, None), 2, SimpleNamespace(place=loader.place))  # type: ignore[arg-type]
     for _ in range(3):
         batches.next()
     assert loader.loading == [[], [True], [False, True]]

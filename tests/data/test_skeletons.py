@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from perfexp import commands
-from perfexp.data import skeleton_files
+from perfexp.data import skeletons
 from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def read(root):
-    return skeleton_files.read(root, gestures=2, columns=3)
+    return skeletons.read(root, gestures=2, columns=3)
 
 
 def small(root, **settings):
@@ -66,19 +66,18 @@ def session():
     ],
 )
 def test_a_file_that_can_not_be_used_is_one_line_and_costs_no_other_file(folder, name, frames, reason):
-    whole = len(read(folder).repetitions)
+    whole = len(read(folder)[0])
     write(folder / "more", name, frames)
-    contents = read(folder)
-    [problem] = contents.problems
+    repetitions, [problem] = read(folder)
     assert problem.startswith(f"more/{name}: {reason}")
     assert "\n" not in problem
-    assert len(contents.repetitions) == whole
+    assert len(repetitions) == whole
 
 
 def test_bytes_that_are_not_text_and_second_files_of_a_name_are_left_out(folder):
     (folder / "101_18_0_9_1_stand.txt").write_bytes(b"\xff\xfe")
     write(folder / "more", "101_18_0_1_1_stand.txt", FRAMES)
-    assert sorted(read(folder).problems) == [
+    assert sorted(read(folder)[1]) == [
         "101_18_0_9_1_stand.txt: it can't be read: it is not text",
         "more/101_18_0_1_1_stand.txt: another file has the name 101_18_0_1_1_stand.txt",
     ]
@@ -87,23 +86,23 @@ def test_bytes_that_are_not_text_and_second_files_of_a_name_are_left_out(folder)
 def test_the_archives_folder_of_coordinates_is_found_and_its_raw_files_are_not_read(tmp_path):
     write(tmp_path / "SkeletonData" / "Simplified", "101_18_0_1_1_stand.txt")
     write(tmp_path / "SkeletonData" / "Raw", "101_18_0_1_1_stand.txt", "Version0.1")
-    contents = read(tmp_path)
-    assert (len(contents.repetitions), contents.problems) == (1, [])
-    assert contents.repetitions[0].frames.tolist() == FRAMES.tolist()
+    [repetition], problems = read(tmp_path)
+    assert problems == []
+    assert repetition.frames.tolist() == FRAMES.tolist()
 
 
 def test_a_link_that_leads_out_of_the_folder_is_not_read(folder, tmp_path):
     write(tmp_path / "elsewhere", "200_18_0_1_1_stand.txt")
     (folder / "200_18_0_1_1_stand.txt").symlink_to(tmp_path / "elsewhere" / "200_18_0_1_1_stand.txt")
-    assert "200" not in {repetition.subject for repetition in read(folder).repetitions}
+    assert "200" not in {repetition.subject for repetition in read(folder)[0]}
 
 
 @pytest.mark.parametrize("held_out", [None, ["103", "106"]])
 def test_no_subject_is_on_both_sides_of_the_split(folder, held_out):
-    repetitions = read(folder).repetitions
-    train, val = skeleton_files.split(repetitions, held_out)
-    assert sorted([*train, *val]) == list(range(len(repetitions)))
-    subjects = [{repetitions[number].subject for number in side} for side in (train, val)]
+    repetitions, _ = read(folder)
+    sides = skeletons.split(repetitions, held_out)
+    assert sorted(map(id, [*sides[0], *sides[1]])) == sorted(map(id, repetitions))
+    subjects = [{repetition.subject for repetition in side} for side in sides]
     assert not subjects[0] & subjects[1]
     assert subjects[1] == set(held_out or ["105"])  # every fifth
 
@@ -111,9 +110,8 @@ def test_no_subject_is_on_both_sides_of_the_split(folder, held_out):
 def test_of_a_few_subjects_the_last_one_is_held_out(tmp_path):
     for subject in ("9", "10"):
         write(tmp_path, f"{subject}_18_0_1_1_stand.txt")
-    repetitions = read(tmp_path).repetitions
-    [[number], [held_out]] = skeleton_files.split(repetitions, None)
-    assert (repetitions[number].subject, repetitions[held_out].subject) == ("9", "10")
+    [[trained], [held_out]] = skeletons.split(read(tmp_path)[0], None)
+    assert (trained.subject, held_out.subject) == ("9", "10")
 
 
 @pytest.mark.parametrize(
@@ -131,9 +129,9 @@ def test_an_impossible_split_is_refused(folder, held_out, message):
 
 @pytest.mark.parametrize("count", [2, 5, 7, 20])
 def test_resampling_is_linear_and_keeps_both_ends(count):
-    line = np.outer(np.linspace(3.0, 9.0, 5), [1.0, -2.0]).astype(np.float32)
+    line = torch.from_numpy(np.outer(np.linspace(3.0, 9.0, 5), [1.0, -2.0]).astype(np.float32))
     expected = np.outer(np.linspace(3.0, 9.0, count), [1.0, -2.0])
-    assert np.allclose(skeleton_files.resampled(line, count), expected, atol=1e-5)
+    assert np.allclose(skeletons.resampled(line, count), expected, atol=1e-5)
 
 
 def test_columns_are_standardized_by_the_training_subjects_alone(folder, session):
@@ -186,13 +184,11 @@ def test_the_stand_in_is_in_the_layout_and_follows_its_seed(tmp_path, capsys):
         options = ["--subjects", "2", "--repetitions", "1", "--seed", seed]
         assert commands.run(["make-data", "skeletons", str(tmp_path / name), *options]) == 0
     assert "18 repetitions of 9 gestures by 2 subjects" in capsys.readouterr().out
-    one, same, other = (
-        skeleton_files.read(tmp_path / name, gestures=9, columns=75) for name in ("one", "same", "other")
-    )
-    assert (len(one.repetitions), one.problems) == (18, [])
-    assert {repetition.gesture for repetition in one.repetitions} == set(range(9))
-    assert all(map(np.array_equal, *([each.frames for each in side.repetitions] for side in (one, same))))
-    assert one.repetitions[0].frames.tolist() != other.repetitions[0].frames.tolist()
+    one, same, other = (skeletons.read(tmp_path / name, gestures=9, columns=75) for name in ("one", "same", "other"))
+    assert (len(one[0]), one[1]) == (18, [])
+    assert {repetition.gesture for repetition in one[0]} == set(range(9))
+    assert all(map(torch.equal, *([each.frames for each in side[0]] for side in (one, same))))
+    assert one[0][0].frames.tolist() != other[0][0].frames.tolist()
 
 
 def test_a_gesture_of_the_stand_in_moves_its_own_joints(tmp_path):
@@ -200,7 +196,7 @@ def test_a_gesture_of_the_stand_in_moves_its_own_joints(tmp_path):
     joints = {5: "ElbowLeft", 6: "WristLeft", 9: "ElbowRight", 10: "WristRight", 14: "AnkleLeft", 18: "AnkleRight"}
     moving = []
     for repetition in read_all(tmp_path)[:9]:
-        spread = np.ptp(repetition.frames.reshape(-1, 25, 3), axis=0).max(axis=1)
+        spread = np.ptp(repetition.frames.numpy().reshape(-1, 25, 3), axis=0).max(axis=1)
         moving.append({name for number, name in joints.items() if spread[number] > 0.15})
     left, right = {"ElbowLeft", "WristLeft"}, {"ElbowRight", "WristRight"}
     assert moving[:7] == [{"WristLeft"}, {"WristRight"}, left, right, left, right, left | right]
@@ -208,7 +204,7 @@ def test_a_gesture_of_the_stand_in_moves_its_own_joints(tmp_path):
 
 
 def read_all(root):
-    return skeleton_files.read(root, gestures=9, columns=75).repetitions
+    return skeletons.read(root, gestures=9, columns=75)[0]
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_prompt_is_a_sentence_about_a_gesture():
 
 @pytest.mark.slow
 def test_the_stand_in_is_learned_by_who_has_not_seen_its_subjects(tmp_path):
-    made_skeletons.make(tmp_path / "made", subjects=10, repetitions=2, seed=0, progress=lambda _: None)
+    made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(tmp_path / "made", lambda _: None)
     session = opened()
     settings = {"optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}, "clip_grad_norm": 0.5}
     train = Train(**settings, schedule=Schedule.cosine, warmup_epochs=1, eval_every=1, patience=5)
