@@ -144,12 +144,12 @@ class Work:
     @property
     def contraction_flops(self) -> int:
         """FLOPs of the contractions of the counted passes."""
-        return sum(row.contraction_flops for row in self.rows)
+        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows)
 
     @property
     def convolution_flops(self) -> int:
         """The part of `contraction_flops` in convolutions."""
-        return sum(row.contraction_flops for row in self.rows if row.convolution)
+        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows if row.convolution)
 
     @property
     def bytes_min(self) -> int:
