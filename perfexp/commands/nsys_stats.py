@@ -47,11 +47,13 @@ def nsys_stats(
         for profile in profiles:
             try:
                 made.append(_made(nsys, profile, wanted, force=force))
+                if not as_json:  # the next profile may take minutes
+                    emit(None, _sections(made[-1]), as_json=False)
             except PerfexpError as error:
                 echo(f"failed  {profile}: {error}", err=True)
                 is_good = False
     is_good &= all(name in facts["reports"] or name in facts["empty"] for facts in made for name in wanted)
-    emit({"profiles": made}, (section for facts in made for section in _sections(facts)), as_json=as_json)
+    emit({"profiles": made}, (), as_json=as_json)
     raise typer.Exit(0 if is_good else 1)
 
 

@@ -40,11 +40,12 @@ def sync(
         for file in ordered:
             try:
                 sent.append(_send(file, uri, experiment, experiments, links))
+                if not as_json:
+                    echo(f"sent    {sent[-1]['name']}  {sent[-1]['folder']}")
             except PerfexpError as error:
                 echo(f"failed  {file.parent}: {error}", err=True)
                 exit_code = max(exit_code, error.exit_code)
-    lines = [f"sent    {one['name']}  {one['folder']}" for one in sent]
-    emit({"sent": sent}, [*lines, *links.values()], as_json=as_json)
+    emit({"sent": sent}, links.values(), as_json=as_json)
     raise typer.Exit(exit_code)
 
 

@@ -128,7 +128,7 @@ class _Contest:
         return self._known[baseline]
 
     def at(self, place: Key, members: Collection[str], baseline: str = "") -> tuple[str, list[Compared]]:
-        """A baseline of some groups of a model, its own or the first one, and the times of the others at a point."""
+        """Return the baseline of a model at a point, or else its first group there, and the other groups' times."""
         own = [name for name in self.baselines.values() if name in members]
         baseline = baseline or next(iter([*own, *members]))
         pairs = self.against(baseline)[0]

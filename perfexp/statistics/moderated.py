@@ -145,7 +145,7 @@ class Repeats:
 
     @property
     def is_of_servers(self) -> bool:
-        """Whether most of the variance of the mean is that between servers, which its processes do not show."""
+        """Whether the variance between servers, which processes of one server cannot show, is most of the mean's."""
         error = self.error
         return error is not None and self.prior is not None and 2 * self.prior.server > error.variance
 

@@ -159,7 +159,7 @@ def median_text(row: Row) -> str:
 def scope(rows: Iterable[Row]) -> str:
     """Return what the intervals of rows are over: `1 process`, `1 to 3 processes`; empty for none.
 
-    Where most of them is how other runs differ, which the processes of one do not show, it says so.
+    The text says so if most of an interval comes from the difference between runs.
     """
     timed = [row for row in rows if row.time and row.time.median.low is not None]
     counts = sorted({row.processes for row in timed})
