@@ -16,8 +16,8 @@ TERMS = {
     "samples/s": "samples per call over the mean time of a pipelined call",
     "p50": "median: half of the calls take at most this long",
     "±": "half-width of the 95 % interval: of the calls' median in one process, or of the mean over what the line "
-    "below the table names; of such a mean another run lies within 1.4 times ±, in 95 of 100 cases; `with the "
-    "difference between runs`: most of it is how much runs of such a model differ, which one run does not show",
+    "below the table names; of such a mean another run lies within 1.4 times ±, in 95 of 100 cases; `and "
+    "runs`: most of it is how much runs of such a model differ, which one run does not show",
     "CI95": "95 % interval, printed as its half-width (±) in percent of the figure, or by both ends where these differ "
     "much in distance",
     "effective samples": "as many independent samples would be as certain as this series, whose neighbours are alike",

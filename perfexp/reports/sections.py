@@ -42,7 +42,7 @@ def brief(analysis: Analysis) -> list[Section]:
         continues = f"; {again} continues" if (again := wording.continuation(table)) else ""
         shown = figures.markdown() if isinstance(figures, Grid) else "".join(figures)
         scope = f"± 95 % interval over {of}" if (of := wording.scope(table)) else ""
-        signs = "; ".join(filter(None, [scope, "≈ without a useful interval" if "≈" in shown else ""]))
+        signs = "; ".join(filter(None, [scope, "≈ no useful one" if "≈" in shown else ""]))
         below.append(f"{signs} (perfexp help ±){continues}" if signs else continues.removeprefix("; "))
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
     return [section for section in (*answer, *_layers(record), *_profile(record)) if section.content]

@@ -168,7 +168,7 @@ def scope(rows: Iterable[Row]) -> str:
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     planned = max(row.processes + row.unfinished for row in timed)
     of_planned = f" of {planned}" if any(row.unfinished for row in timed) else ""
-    runs = ", with the difference between runs" * any(row.figures[row.time_kind or ""].is_of_servers for row in timed)
+    runs = " and runs" * any(row.figures[row.time_kind or ""].is_of_servers for row in timed)
     return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}{runs}"
 
 

@@ -281,7 +281,7 @@ def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(b
 def test_processes_that_took_turns_continue_in_turn(build: Builder, sweep: SweepMembership | None, again: str) -> None:
     points = [build.point(), build.failed(Status.INTERRUPTED, replicate=1, error="the run was interrupted")]
     record = msgspec.structs.replace(build.record(*points), sweep=sweep)
-    note = f"  ± 95 % interval over 1 of 2 processes; ≈ without a useful interval (perfexp help ±); {again} continues"
+    note = f"  ± 95 % interval over 1 of 2 processes; ≈ no useful one (perfexp help ±); {again} continues"
     assert " ".join(note.split()) in " ".join(
         " ".join(lines_of(lambda console: console.results(Analysis.of(record)))).split()
     )
@@ -839,7 +839,7 @@ def test_the_line_below_says_where_most_of_an_interval_is_how_runs_differ(build:
     points = [build.point(n=400, replicate=number) for number in range(3)]
     for point in points:
         point.facts["process_start"] = "forked"
-    for server, said in ((0.0, ""), (1.0, ", with the difference between runs")):
+    for server, said in ((0.0, ""), (1.0, " and runs")):
         record, out = build.record(*points), io.StringIO()
         record.priors = {HOST_BOUND: Prior(variance=1e-4, degrees=4, server=server)}
         console(out).results(Analysis.of(record))
