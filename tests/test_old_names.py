@@ -94,3 +94,8 @@ def test_a_run_of_an_earlier_version_is_read_continued_and_has_the_same_hash(tmp
     again = Record.load(folder)
     assert again.points[0] == measured[0]
     assert {point.key.replicate for point in again.points} == {0, 1}
+
+
+def test_a_format_that_is_no_number_counts_as_an_older_one():
+    new = {"format": plan_file.FORMAT, "model": {"name": "resnet18"}, "cache": "warm"}
+    assert plan_file.differences({"format": [], "model": {"name": "resnet18"}}, new) == []

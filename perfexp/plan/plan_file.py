@@ -101,7 +101,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     A key that an older format lacks did not exist then: it had the default that it has now, unless a command sets it.
     """
     before, after, command = _flat(old), _flat(new), new.get("command") or ()
-    is_older = old.get("format", 1) < new.get("format", FORMAT)
+    version = old.get("format", 1)  # a record may hold anything
+    is_older = not isinstance(version, int) or version < new.get("format", FORMAT)
     added = {key for key in after.keys() - before.keys() if is_older and not _is_set(key, command)}
     return [
         f"{key}: {_shown(key, before)} → {_shown(key, after)}"
