@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,6 +31,8 @@ from perfexp.summaries.subject import headline, one_line, subject
 from perfexp.summaries.wording import range_text
 
 OUTPUTS = Path("outputs")
+#: Width of files and pipes.
+_ENDLESS = 10_000
 
 
 class _Series(msgspec.Struct):
@@ -99,11 +103,9 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     earliest = oldest("--since", since) if since is not None else 0.0
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
     lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
-    emit(
-        {"runs": lines},
-        [Section("", Grid.of_rows(list(map(_row, lines))))] if lines else [f"no runs in {folder}"],
-        as_json=as_json,
-    )
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
+    parts = [Section("", content(list(map(_row, lines)), width))] if lines else [f"no runs in {folder}"]
+    emit({"runs": lines}, parts, as_json=as_json)
 
 
 def last() -> Path:
@@ -200,6 +202,18 @@ def _row(line: Mapping[str, Any]) -> dict[str, str]:
         "median time": _figure(line),
         "status": line["status"],
     }
+
+
+def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
+    """Return a table of runs, or two lines for each run if the table is wider than the terminal."""
+    grid = Grid.of_rows(rows)
+    if grid.whole_width + 2 <= width:
+        return grid
+    lines = []
+    for row in rows:
+        others = (text for name, text in row.items() if name != "folder" and text)
+        lines += [row["folder"], f"  {'  '.join(others)}"]
+    return lines
 
 
 def _figure(line: Mapping[str, Any]) -> str:

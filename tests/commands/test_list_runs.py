@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perfexp import commands
+from perfexp.commands import list_runs
 from perfexp.main import main
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, SweepMembership
 from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.grid import Grid
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 PLAN = {"model": {"name": "resnet18"}, "mode": {"name": "inference"}, "batch_size": 1}
@@ -138,3 +140,11 @@ def test_nothing_is_listed_of_a_folder_without_runs(tmp_path, capsys):
     assert commands.run(["list", "runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
     assert commands.run(["list", "runs", str(tmp_path / "gone")]) == 2
+
+
+def test_a_terminal_that_is_too_narrow_for_the_table_has_two_lines_for_each_run():
+    row = {"ended": "2026-01-05 10:30", "folder": "outputs/a", "measured": "vgg16 · train", "time": "", "status": "ok"}
+    table = list_runs.content([row], 80)
+    assert isinstance(table, Grid)
+    assert [column.title for column in table.columns] == list(row)
+    assert list_runs.content([row], 40) == ["outputs/a", "  2026-01-05 10:30  vgg16 · train  ok"]
